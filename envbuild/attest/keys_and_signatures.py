@@ -140,7 +140,7 @@ def _read(file: Path, what: str) -> bytes:
 
 
 _KEY_FILES = {
-    "public key": "name the signer's public key: --key team.pub (`envbuild keygen -o team` writes it and team.key)",
+    "public key": "name the signer's public key: --key team.pub, or keys in the policy",
     "signing key": f"name a private key that `envbuild keygen` wrote: {KEY}=team.key, or signing_key in config.yaml",
 }
 

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import click
@@ -63,9 +64,9 @@ def command(
     """
     if not pin:
         raise UsageError("--pin is missing: name the package or library whose version varies", hint=_EXAMPLE)
-    given, equals, version = pin.partition("=")
-    if equals:
-        bounds = f"--from {version.strip('=') or '12.4.5.8'}"
+    given, operator, version = re.fullmatch(r"([^=<>~!\s]*)\s*([=<>~!]*)(.*)", pin, re.DOTALL).groups()  # type: ignore[union-attr]
+    if operator:
+        bounds = f"--from {version.strip(' =<>~!,') or '12.4.5.8'}"
         raise UsageError(f"--pin takes a name without a version: {pin}", hint=f"--pin {given} {bounds}")
     if probe and script:
         raise UsageError("--probe and --script are two things that decide: give one of --probe and --script")

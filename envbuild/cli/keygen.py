@@ -39,8 +39,8 @@ def command(name: str, as_json: bool) -> None:
     key, name it in ~/.config/envbuild/config.yaml: signing_key: PATH.
     Example: envbuild keygen -o team
     """
-    if not name or name.endswith("/") or Path(name).name == "..":
-        raise UsageError(f"{name!r} is not the name of a file", hint=f"add a name: {name.rstrip('/') or '.'}/team")
+    if not name or name.endswith("/") or Path(name).name in ("", ".."):
+        raise UsageError(f"{name!r} is not the name of a file", hint=f"add a name: {Path(name or '.') / 'team'}")
     typed = (f"{name}.key", f"{name}.pub")  # messages show the path as the user wrote it
     private, public = map(Path, typed)
     for shown in typed:

@@ -136,7 +136,7 @@ def command(
             if written:
                 click.echo(f"  wrote {file}")
     if pins and not write and not check:
-        click.echo("next: nothing was written; to write it, run the command again with --write", err=True)
+        click.echo("nothing was written; next: the same command with --write", err=True)
     elif not check:
         changed = [one.loaded.known for one, row in zip(wanted, found, strict=True) if row.lock_written]
         same = [one.loaded.known for one in wanted] if names else []

@@ -117,7 +117,7 @@ def _match(
         bullets=(
             *(f"find out {text}" for text in match.find_out),
             *named,
-            *(("LOG is the file of this log",) if fix and "LOG" in fix.split() else ()),
+            *(("save the log to a file, and write its name for LOG",) if fix and "LOG" in fix.split() else ()),
             *((_CONFLICT,) if _overridden(match, situation) else ()),
         ),
         commands=(*((("envbuild", _with_remark(fix)),) if fix else ()), *fix_commands(match, situation)),
@@ -141,7 +141,7 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
 
 
 _FIX_REMARK = "   # for your active environment; --apply runs the fix"
-_CONFLICT = "pip reports a conflict with torch's own pin; this is expected, and the library is installed"
+_CONFLICT = "pip reports a conflict with torch's own pin; this is expected: pip installs the library anyway"
 
 
 def _with_remark(fix: str) -> str:
@@ -251,7 +251,7 @@ def _ranks(found: Explanation) -> Iterator[Section]:
     if works.behind:
         which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
         how = (
-            f"it timed out in work {last}, they in work {max(counts.values())}"
+            f"it timed out in collective {last}; the latest that timed out is {max(counts.values())}"
             if works.timed_out
             else "it has not completed its last one"
             if last == max(counts.values())

@@ -175,7 +175,7 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
 
 
 def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
-    """The command of envbuild that fixes the active environment, if other versions fix the cause. LOG in it stands for
+    """The command that shows how to fix the active environment, if other versions fix the cause. LOG in it stands for
     a log that was read from a pipe."""
     if match.advisory is None or not {"torch", "pins", "packages"} & match.write.keys():
         return None

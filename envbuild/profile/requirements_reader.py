@@ -43,7 +43,7 @@ class Requirements:
     quotable: bool = True
 
 
-ACCEPTED = "accepted: a requirements.txt (pip's format), or a pyproject.toml: --requirements requirements.txt"
+ACCEPTED = "accepted: a requirements.txt (pip's format) or a pyproject.toml, for example --requirements pyproject.toml"
 _OTHER_FILES = (
     ({"poetry.lock"}, "To write one: poetry export --without-hashes -o requirements.txt"),
     ({"uv.lock"}, "To write one: uv export --no-hashes --no-emit-project -o requirements.txt"),

@@ -102,7 +102,7 @@ class OciImage:
 
     @property
     def size(self) -> int:
-        """The bytes of all compressed layers."""
+        """The bytes of all blobs."""
         return sum(layer.size for layer in self.layers)
 
     @cached_property

@@ -44,7 +44,7 @@ def test_the_fix_names_the_command_for_the_users_environment(tmp_path: Path) -> 
     assert json.loads(output_for_file(file, "--json"))["causes"][0]["fix_command"] == command
     text = file.read_text(encoding="utf-8")
     assert "envbuild fix LOG --here   # for your active environment; --apply runs the fix" in piped(text)
-    assert "LOG is the file of this log" in piped(text)
+    assert "write its name for LOG" in piped(text)
 
 
 def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
@@ -67,7 +67,7 @@ def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
 )
 def test_a_conflict_with_the_version_that_torch_requires_is_announced(text: str, conflicts: bool) -> None:
     found = " ".join(piped(text).split())
-    announced = "pip reports a conflict with torch's own pin; this is expected, and the library is installed"
+    announced = "pip reports a conflict with torch's own pin; this is expected: pip installs the library anyway"
     assert "pip install" in found and (announced in found) == conflicts
 
 

@@ -294,7 +294,7 @@ def ranks_of(text: str) -> tuple[str, dict[str, Any]]:
 def test_without_last_works_the_rank_that_timed_out_in_the_earliest_collective_is_named() -> None:
     text = "".join(late(rank, 40 if rank == 3 else 42, "ALLREDUCE") for rank in (0, 1, 3))
     output, ranks = ranks_of(text)
-    assert "the others wait for rank 3: it timed out in work 40, they in work 42" in output
+    assert "the others wait for rank 3: it timed out in collective 40; the latest that timed out is 42" in output
     assert "timed out in work (SeqNum): rank 0: 42, rank 1: 42, rank 3: 40" in output
     assert (ranks["behind"], ranks["silent"], [one["number"] for one in ranks["timed_out"]]) == ([3], [2], [42, 42, 40])
 

@@ -223,7 +223,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     written = envbuild("lock", "sample", "--requirements", "requirements.txt")
     assert (written.code, "next: envbuild make sample-project\n" in written.stderr) == (0, True)
     pinned = envbuild("lock", "sample-project", "--pin", "alpha=1.0")
-    assert (pinned.code, "run the command again with --write" in pinned.stderr) == (0, True), pinned.stderr
+    assert (pinned.code, "next: the same command with --write" in pinned.stderr) == (0, True), pinned.stderr
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 0
     (project / "requirements.txt").write_text("gamma\nnosuch\n", encoding="utf-8")
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 8

@@ -62,7 +62,7 @@ def test_a_missing_file_or_one_of_another_tool_is_refused_with_what_is_accepted(
     with pytest.raises(ProfileError) as caught:
         requirements_reader.read(project / name)
     assert words in f"{caught.value.message} {caught.value.hint}"
-    assert "accepted: a requirements.txt (pip's format), or a pyproject.toml" in str(caught.value.hint)
+    assert "accepted: a requirements.txt (pip's format) or a pyproject.toml" in str(caught.value.hint)
 
 
 def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
