@@ -219,7 +219,8 @@ def _of_python(version: str) -> Iterator[str]:
 
 
 def _module(path: str) -> str | None:
-    """Return the module path of a file or folder, without suffixes; None if Python would not import it."""
+    """Return the module path of a file or folder, without suffixes; None for a file with a suffix that modules do not
+    have. A name without a dot may be a package's folder."""
     folder, name = posixpath.split(path)
     stem, dot, _ = name.partition(".")
     return posixpath.join(folder, stem) if not dot or name.endswith(_FILES) else None

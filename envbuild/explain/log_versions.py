@@ -85,8 +85,8 @@ _READ, _SEVERAL, _EACH = 50, 4, 3
 
 @dataclass(frozen=True)
 class LogVersions:
-    """Versions by distribution. A library that conda installed, that is loaded, or that prose names has its short name.
-    `torch`: the possible versions of torch, by the best evidence in the log."""
+    """Versions by distribution. The key is the library's short name (cudnn) where conda installed it, where it is
+    loaded, or where prose uses that name. `torch`: the possible versions of torch, by the best evidence in the log."""
 
     torch: tuple[str, ...]
     cuda: str | None

@@ -173,7 +173,8 @@ def _archive(archive: Archive) -> Layer:
     return Layer(f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive")
 
 
-# Prevents pip and Python in a RUN of a child image from writing bytecode for locked modules, which `verify` refuses.
+# In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
+# bytecode.
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 

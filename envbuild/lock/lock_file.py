@@ -1,6 +1,7 @@
 """The lock file: every file of an image by name, version and sha256, without URLs, so that any mirror works.
 
-The lock id is the sha256 of the canonical `content` alone. `inputs`: digest of the inputs of each part.
+The lock id is the sha256 of the canonical `content` alone. `inputs`: for each part of the lock (base,
+apt, wheels ...), the digest of what the profile asked for; a part is stale if that has changed.
 """
 
 from __future__ import annotations

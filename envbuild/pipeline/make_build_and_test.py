@@ -76,12 +76,12 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     Raises what the steps raise, and CheckFailed if the self-test fails. Raises NotProved before any download if this
     machine cannot prove the image, and after the self-test if a required probe was skipped, if no probe passed or,
     except in a trial, if a GPU model has no current evidence. With `options.unproved`, or the user's consent before
-    the download, the result has the reasons, and nothing is raised."""
+    the download, the result has the reasons instead of these two errors."""
     # `make A B` passes the passphrase of the signing key to this process in the environment. It is kept for the signer,
-    # and removed from the environment, which child processes inherit.
+    # and this variable is removed from the environment, which child processes inherit.
     keys_and_signatures.take_passphrase()
     context = StepContext(listener, options.builder)
-    # Only one process at a time makes a profile. A requirements file is part of its name.
+    # Only one process at a time makes a profile. A requirements file changes its name.
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
         partial.update(name=loaded.name)  # the user may have typed a GPU or a path
@@ -110,7 +110,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
                 loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
             )
             test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
-            if not options.unproved:  # the user is asked only if the preflight says impossible: branch above
+            if not options.unproved:  # consent needs no check: it is asked for only if no proof is possible
                 require_proved(partial.value)
 
         # without reasons, except in a trial, the image is proved on every GPU model
@@ -199,22 +199,23 @@ def test_and_record(
     trial: bool = False,
 ) -> None:
     """Run the self-test of an image and write the evidence. `partial` receives the run, the evidence, and the reasons
-    why the image is not proved. If a probe fails or none passes, the image loses the tag `verified`, except in a
+    why the image is not proved. If the run fails or no probe passes, the image loses the tag `verified`, except in a
     `trial`. Raises CheckFailed if the self-test fails."""
-    # Before the long part, because the key may need a passphrase. `make` has mostly loaded the key in the preflight.
+    # Before the long part, because the key may need a passphrase. `make` has loaded the key in the preflight, unless
+    # that found the image proved; `prove` has no preflight.
     signer = context.signer
     runner = select_runner(context, order, image)  # pushes the image first, for a cluster that pulls it
     partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more
     run = context.step("self-test", test_on_one_node, context.progress, order, runner)
     partial.update(run=run)  # now, so that it is known if the test on several nodes cannot run
-    if order.on.nodes > 1 and run.passed:  # with `test --record --nodes`, if the image did not fail on one node
+    if order.on.nodes > 1 and run.passed:  # with `test --record --nodes`, if it passed on one node
         run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
         partial.update(run=run)
     try:
         written = context.step("evidence", write_evidence, context, order.loaded, lock, image, run, signer)
         partial.update(statement=written.statement, signed_statement=written.signed_statement, proofs=written.proofs)
     finally:  # the image must lose the tag `verified`, even if the evidence cannot be written
-        if not run.passed and not trial:
+        if not run.passed and not trial:  # a trial moves no tag
             remaining_tags = withdraw_verified(context, order.loaded, image, partial.value.tags)
             partial.update(tags=remaining_tags)
     require_no_failure(partial.value)

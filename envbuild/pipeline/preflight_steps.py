@@ -38,9 +38,10 @@ def run_preflight(
     context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options, agree: Agree
 ) -> StepResult[Preflight]:
     """Look at the machine and show what `make` will do. Raises NotProved if no proof is possible here, unless the
-    options allow that or the user agrees, who is not asked if `--gpus` names GPUs that cannot prove the image;
-    EngineError if no engine responds: nothing can be built then; FileError or UsageError if evidence cannot be signed
-    with the configured key. With `--locked`, a missing or stale lock is left to the next step, whose error names it."""
+    options allow that or the user agrees, who is not asked if `--gpus` names too few GPUs or one that this machine
+    lacks; EngineError if no engine responds: nothing can be built then; FileError or UsageError if evidence cannot be
+    signed with the configured key. With `--locked`, a missing or stale lock is left to the next step, whose error names
+    it."""
     engine = connect(context)
     found = examine(engine, loaded, plan, options)
     if not options.unproved and any(reason.id == SELECTED for reason in found.reasons):
@@ -87,7 +88,7 @@ def _other_line(loaded: LoadedProfile, found: Preflight) -> list[str]:
 
 
 def connect(context: StepContext) -> Engine | EngineError:
-    """The engine, or the error of connecting to it."""
+    """The engine, or the error that says why it cannot be used."""
     try:
         return context.engine
     except EngineError as error:

@@ -53,7 +53,8 @@ def _outputs(draw: Draw) -> tuple[bytes, int | None, bool]:
 
 
 def _selftest(value: tuple[bytes, int | None, bool]) -> None:
-    """Judge the output, read its progress lines, report it, and keep it as evidence that can be read again."""
+    """Judge the output, read its progress lines, report it, and make a run record of it, which must be the same after
+    it is encoded and read."""
     stdout, code, timed_out = value
     progress = [found for one in stdout.split(b"\n") if (found := output_judge.progress_of(one, NONCE))]
     run = output_judge.judge_output(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)

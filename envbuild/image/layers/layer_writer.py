@@ -95,8 +95,8 @@ def write_layer(
     """Write a layer. `packed` gets the bytes of its gzip file, `plain` those of the tar in it; both are dropped by
     default. Reads every member once, block by block.
 
-    Raises WheelRefused for a member whose content is not the recorded one, and LockError if two entries have one path,
-    or a file is also a folder. What was written until then must be discarded.
+    Raises WheelRefused for a member whose content is not the recorded one, and LockError if two files or links have
+    one path, or one of them has the path of a folder. What was written until then must be discarded.
     """
     writer = _Writer(packed, plain)
     files = [written for entry in _sorted(entries) if (written := writer.add(entry))]

@@ -155,8 +155,9 @@ def pod(document: Object) -> Pod:
 
 
 def pod_error(seen: Pod) -> EnvbuildError | None:
-    """The error of a pod that did not finish; None if it finished, or may still finish. A self-test that finished
-    counts, whatever happened to the pod afterwards."""
+    """The error of a pod that was ended from outside, refused or not started, so that it gives no result. None
+    otherwise, also where the self-test crashed or reached its time limit, which the caller judges. A self-test that
+    ended with 0 or 5 counts, whatever happened to the pod afterwards."""
     if seen.ended and seen.ended.code in (0, 5):
         return None
     what = seen.reason if seen.reason in _ENDINGS else seen.disrupted

@@ -528,7 +528,8 @@ def _below_normal(
     call: Call, tensors: Mapping[str, torch.Tensor], sizes: torch.Tensor, k: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """The possible loss in gradients where weights and gradients of scores are subnormal in their dtype and may become
-    0, as may the gradient of each head before the sum over heads. `sizes`: the factors of a weight there."""
+    0, as may the gradient of each head before the sum over heads. `sizes`: for each score, a bound of the factor of its
+    weight in the gradient of that score."""
     least = tolerances.rounding(torch.zeros((), dtype=torch.float64), call.dtype)
     each, q, grad = call.heads // call.groups, tensors["q"].abs(), tensors["grad"].abs()
     if call.dtype != torch.float16:  # others have float32's range

@@ -226,7 +226,7 @@ def _cholesky(below: torch.Tensor) -> Results:
 
 def _cholesky_again(below: torch.Tensor, dtype: torch.dtype) -> Expected:
     """|A - L L^T| is at most gamma_(n + 1) |L||L^T| (Higham, 2nd ed., theorem 10.3), and (|L||L^T|)_ij no more than
-    sqrt(a_ii a_jj) (Cauchy and Schwarz)."""
+    sqrt(a_ii a_jj) (Cauchy and Schwarz) over 1 - gamma_(n + 1), which is left out because it is nearly 1."""
     a = _symmetric(below)
     roots = a.diagonal(dim1=1, dim2=2).sqrt()
     limit = tolerances.gamma(a.shape[-1] + 1, tolerances.unit_roundoff(dtype)) * roots[:, :, None] * roots[:, None, :]

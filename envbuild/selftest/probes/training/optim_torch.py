@@ -47,7 +47,7 @@ def optim_torch(context: Context) -> None:
 
 
 def cases() -> Iterator[Case]:
-    """All cases, with inputs on the host."""
+    """The cases that are not sampled: each optimizer in each implementation, with inputs on the host."""
     count = sum(SIZES)
     given = (_parameters(count), *(_gradient(count, step) for step in range(STEPS)))
     for kind, (name, options) in itertools.product(OPTIMIZERS, IMPLEMENTATIONS.items()):
