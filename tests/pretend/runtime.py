@@ -77,6 +77,21 @@ class Stream:
     wait_stream = record_event = wait_event = __exit__
 
 
+def _no_grad(mode: bool = True) -> Any:
+    """Stands in for inference_mode."""
+    return torch.no_grad() if mode else contextlib.nullcontext()
+
+
+_HOST_UPDATE = torch._amp_update_scale_
+
+
+@tensors.simulated
+def _update_scale(scale: Any, tracker: Any, found_inf: Any, *factors: Any) -> Any:
+    """GradScaler's update of its scale. Its operation changes two tensors, which the dispatcher cannot return."""
+    _HOST_UPDATE(*(getattr(one, "held", one) for one in (scale, tracker, found_inf)), *factors)
+    return scale
+
+
 def install(gpu: Gpu) -> None:
     """Simulate this GPU in this thread, and in all processes forked from it."""
     here = tensors.here = Pretended(gpu)
@@ -123,7 +138,8 @@ def install(gpu: Gpu) -> None:
         setattr(torch, name, tensors.factory(getattr(torch, name)))
     torch.tensor = tensors.tensor  # type: ignore[assignment]
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor.clone()  # type: ignore[assignment]
-    torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]  # a GpuTensor has no views in it
+    torch.inference_mode = _no_grad  # type: ignore[misc,assignment]  # a GpuTensor has no views in it
+    torch._amp_update_scale_ = _update_scale  # type: ignore[assignment]
     torch.Tensor.to = tensors.to  # type: ignore[assignment]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensors.to(tensor, tensors.DEVICE)  # type: ignore[assignment]
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -108,16 +108,23 @@ def _masked(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal:
 
 
 def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Compute operation by operation, half types in float32, as torch's math path does since 2.5."""
+    """Compute operation by operation, half types in float32, and give 0 for a query that sees nothing, as torch's math
+    path does since 2.5."""
     wide = [x.float() if x.dtype in HALVES else x for x in (q, k, v)]
     scores = (wide[0] * scale) @ wide[1].mT
-    weights = torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)
+    if mask is None:
+        return (torch.softmax(scores, dim=-1) @ wide[2]).to(q.dtype)
+    scores = scores.add_(mask)
+    sees_nothing = (mask == -math.inf).all(-1, keepdim=True)
+    if not sees_nothing.any():
+        return (torch.softmax(scores, dim=-1) @ wide[2]).to(q.dtype)
+    weights = torch.softmax(scores.masked_fill(sees_nothing, 0.0), dim=-1).masked_fill(sees_nothing, 0.0)
     return (weights @ wide[2]).to(q.dtype)
 
 
 class _Fused(torch.autograd.Function):
     """A fused kernel for each direction: scores stay inside in float32, and factors are rounded to the inputs'
-    dtype."""
+    dtype. The result of a query that sees nothing is 0."""
 
     @staticmethod
     @simulated
@@ -126,8 +133,10 @@ class _Fused(torch.autograd.Function):
         held = None if mask is None else mask.held  # type: ignore[attr-defined]
         scores = _scores(wq, wk, held, scale, dtype)
         top = scores.amax(-1, keepdim=True)
+        top = top.masked_fill(top == -math.inf, 0.0)
         powers = torch.exp(scores - top)
         total = powers.sum(-1, keepdim=True)
+        total = total.masked_fill(total == 0.0, 1.0)
         out = GpuTensor((_product(powers.to(dtype).float(), wv, dtype) / total).to(dtype))
         ctx.save_for_backward(q, k, v, out, GpuTensor(top + torch.log(total)))
         ctx.mask, ctx.scale = held, scale
