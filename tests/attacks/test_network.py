@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from requests.adapters import BaseAdapter
 from unit.registries import Registry, docker_login, serving
 from unit.served import served
+from unit.site import new_key
 from unit.support import configure, envbuild
 
 from envbuild.fetch import file_download_and_range_reads, index_config, wheel_resolution_and_download
@@ -94,12 +95,13 @@ def dripping(at_once: bytes, seen: list[bytes] | None = None) -> contextlib.Abst
 
 @pytest.mark.attack("registry", "one byte a second, for ever", "exit 7 after the deadline of the request")
 @pytest.mark.parametrize("drips", DRIPS)
-def test_a_registry_that_drips_is_given_up(project: Path, drips: str) -> None:
+def test_a_registry_that_drips_is_given_up(project: Path, drips: str, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(LIMITS)
+    Path("team.pub").write_bytes(new_key(monkeypatch).pem)  # without a key, no registry is asked
     at_once, piece = DRIPS[drips]
     with sending(at_once, piece, 1, 600) as host:
         begin = time.monotonic()
-        done = envbuild("verify", f"{host}/team/h20:verified", "--json")
+        done = envbuild("verify", f"{host}/team/h20:verified", "--key", "team.pub", "--json")
         assert time.monotonic() - begin < LONG
     assert done.code == NetworkError.code
     assert done.document["error"]["message"] == (
