@@ -38,7 +38,12 @@ def test_several_files_are_one_run(tmp_path: Path) -> None:
     )
     assert match["lines"] == [{"file": names[1], "line": 2, "text": "Floating point exception (core dumped)"}]
     assert f"{names[1]}:" in envbuild("explain", *names).stdout
-    assert envbuild("explain", str(tmp_path)).stdout == envbuild("explain", *names).stdout
+    of_folder, of_files = (
+        json.loads(envbuild("explain", "--json", *given).stdout) for given in ([str(tmp_path)], names)
+    )
+    commands = [document["causes"][0].pop("fix_command") for document in (of_folder, of_files)]
+    assert of_folder == of_files
+    assert commands == [f"envbuild fix {' '.join(given)} --here" for given in ([str(tmp_path)], names)]
 
 
 def test_a_folder_is_read_at_any_depth_without_files_that_are_not_logs(tmp_path: Path) -> None:
