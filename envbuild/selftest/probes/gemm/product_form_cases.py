@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
+from envbuild.selftest.numerics.complex_parts import real_pairs
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import MATRICES, VECTORS, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
@@ -202,10 +203,6 @@ def _numbers(values: torch.Tensor, point: Point) -> torch.Tensor:
     return torch.view_as_complex(values.contiguous()) if point["complex"] else values
 
 
-def _pairs(values: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-
-
 def _laid_out(values: torch.Tensor, layout: str, is_conjugate: bool) -> torch.Tensor:
     """A copy in a layout; as a view that torch conjugates when it is read, if `is_conjugate`."""
     if is_conjugate:
@@ -235,12 +232,12 @@ def _run(*given: torch.Tensor, form: Form, point: Point) -> dict[str, torch.Tens
         added = _laid_out(added.detach(), point["upstream"], False).requires_grad_(form.differentiable)
         output = form.call(added, *leaves, alpha=alpha, beta=beta)
         leaves += [added] if beta and form.differentiable else []
-    found = {"output": _pairs(output.detach())}
+    found = {"output": real_pairs(output.detach())}
     if form.differentiable:
-        upstream = _pairs(_laid_out(numbers[count], point["upstream"], False))
-        for number, gradient in enumerate(backward_pass.gradients(_pairs(output), leaves, upstream)):
+        upstream = real_pairs(_laid_out(numbers[count], point["upstream"], False))
+        for number, gradient in enumerate(backward_pass.gradients(real_pairs(output), leaves, upstream)):
             name = f"gradient of factor {number}" if number < count else "gradient of what is added"
-            found[name] = _pairs(gradient)
+            found[name] = real_pairs(gradient)
     return found
 
 
@@ -271,8 +268,8 @@ def _exact(*given: torch.Tensor, form: Form, point: Point) -> dict[str, Exact]:
 def _judged(value: torch.Tensor, point: Point, *steps: torch.Tensor) -> Exact:
     """A result with its tolerance: the rounding of what the dtype cannot represent, `steps` on the way to it
     included."""
-    value, limit = _pairs(value), torch.zeros((), dtype=torch.float64)
-    for step in (value, *map(_pairs, steps)):
+    value, limit = real_pairs(value), torch.zeros((), dtype=torch.float64)
+    for step in (value, *map(real_pairs, steps)):
         off = step.to(point["dtype"]).to(torch.float64) != step
         limit = limit + torch.where(off, tolerances.rounding(step, point["dtype"]), 0.0)
     return Exact(value, limit.expand_as(value))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances
+from envbuild.selftest.numerics.complex_parts import real_pairs
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
@@ -50,10 +51,6 @@ def transform(point: Point, seed: int) -> Case:
     return Case(name, dtype, (x.to(dtype),), run, functools.partial(_transform_exactly, point=point))
 
 
-def _pairs(z: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(z.resolve_conj()) if z.is_complex() else z
-
-
 def _transform(x: torch.Tensor, point: Point) -> Results:
     kind, over = point["kind"], point["over"]
     parts = [with_large_gaps(part.t() if over == "columns" else part, point["layout"]) for part in x]
@@ -67,7 +64,7 @@ def _transform(x: torch.Tensor, point: Point) -> Results:
         )
     else:
         found = getattr(torch.fft, kind)(z, size, 0 if over == "columns" else 1, point["norm"])
-    return {"output": _pairs(found.t() if over == "columns" else found)}
+    return {"output": real_pairs(found.t() if over == "columns" else found)}
 
 
 def _transform_exactly(x: torch.Tensor, point: Point) -> Expected:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
+from envbuild.selftest.numerics.complex_parts import real_pairs
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
@@ -55,10 +56,6 @@ def _numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def _joined(x: torch.Tensor) -> torch.Tensor:
     """A real or complex tensor from its parts."""
     return x[0] if len(x) == 1 else torch.complex(x[0], x[1])
-
-
-def _pairs(z: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(z.resolve_conj()) if z.is_complex() else z
 
 
 def _sizes(point: Point) -> tuple[int, int, int]:
@@ -113,12 +110,12 @@ def _transform(x: torch.Tensor, gradient: torch.Tensor | None = None, *, point: 
     z = _joined(x)
     output = _called(with_large_gaps(z, point["layout"]), point)
     if gradient is None:
-        return {"output": _pairs(output)}
+        return {"output": real_pairs(output)}
     leaf = z.detach().clone().requires_grad_()
-    pairs = _pairs(_called(leaf, point))
-    given = _pairs(with_large_gaps(_joined(gradient), point["layout"]))
+    pairs = real_pairs(_called(leaf, point))
+    given = real_pairs(with_large_gaps(_joined(gradient), point["layout"]))
     (found,) = backward_pass.gradients(pairs, (leaf,), given)
-    return {"output": _pairs(output), "gradient": _pairs(found)}
+    return {"output": real_pairs(output), "gradient": real_pairs(found)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -216,7 +213,7 @@ def _limited(
     dimensions is that of one transform with as many elements."""
     root = torch.linalg.vector_norm(given, dim=dims, keepdim=True) * scale
     limit = 2 * 2 * tolerances.fourier(max(2, math.prod(lengths)), dtype) * (root + 2.0**-20 * scale)
-    return Exact(_pairs(value), limit[..., None] if value.is_complex() else limit)
+    return Exact(real_pairs(value), limit[..., None] if value.is_complex() else limit)
 
 
 def _is_possible(point: Point) -> bool:
@@ -242,7 +239,7 @@ def _long(x: torch.Tensor, point: Point) -> Results:
     dim = -1 if point["over"] == "rows" else 0
     z = _joined(x) if dim else _joined(x).t().contiguous()
     found: torch.Tensor = getattr(torch.fft, point["kind"])(z, point["length"], dim)
-    return {"output": _pairs(found if dim else found.t())}
+    return {"output": real_pairs(found if dim else found.t())}
 
 
 def _long_exactly(x: torch.Tensor, point: Point) -> Expected:

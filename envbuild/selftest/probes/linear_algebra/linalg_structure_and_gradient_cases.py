@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
+from envbuild.selftest.numerics.complex_parts import real_pairs
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
@@ -150,10 +151,6 @@ def _joined(x: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
     return z.reshape(batch + z.shape[1:]) if len(z) == math.prod(batch) else z[0]
 
 
-def _pairs(z: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(z.resolve_conj()) if z.is_complex() else z
-
-
 def _host(x: torch.Tensor) -> torch.Tensor:
     return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
@@ -240,16 +237,16 @@ def _of_variant(a: torch.Tensor, *rest: torch.Tensor, point: Point, flags: Flags
     kind = point["kind"]
     a = _joined(a, point["batch"])
     if rest:
-        return {"output": _pairs(_solution(kind, a, _joined(rest[0], point["batch"]), point["layout"], flags))}
+        return {"output": real_pairs(_solution(kind, a, _joined(rest[0], point["batch"]), point["layout"], flags))}
     if kind == "slogdet":
         sign, logarithm = torch.linalg.slogdet(with_large_gaps(a, point["layout"]))
-        return {"sign": _pairs(sign), "logarithm": logarithm}
+        return {"sign": real_pairs(sign), "logarithm": logarithm}
     if kind == "norms":
         given = with_large_gaps(a, point["layout"])
         return {f"norm {order}": torch.linalg.matrix_norm(given, order) for order in MATRIX_NORMS}
     if kind in _FACTORED:
-        return {name: _pairs(part) for name, part in _factors(kind, a, point, flags).items()}
-    return {"output": _pairs(_function(kind, a, point, flags))}
+        return {name: real_pairs(part) for name, part in _factors(kind, a, point, flags).items()}
+    return {"output": real_pairs(_function(kind, a, point, flags))}
 
 
 _FACTORED = ("cholesky", "eigh", "qr", "qr r", "qr complete", "svd", "svd full", "repeated columns")
@@ -322,7 +319,7 @@ def _longest(value: torch.Tensor) -> torch.Tensor:
 
 def _within(value: torch.Tensor, limit: torch.Tensor) -> Exact:
     """A real or complex result and its tolerance, which has the same number of dimensions or none."""
-    return Exact(_pairs(value), limit[..., None] if value.is_complex() and limit.dim() else limit)
+    return Exact(real_pairs(value), limit[..., None] if value.is_complex() and limit.dim() else limit)
 
 
 def _exactly(*given: torch.Tensor, point: Point) -> Expected:
@@ -449,7 +446,7 @@ def _factors_exactly(kind: str, a: torch.Tensor, point: Point) -> Expected:
         found[name] = _within(unit, torch.tensor(angle, dtype=torch.float64))
     if kind[:2] in ("ch", "qr"):
         zeros = torch.zeros(*a.shape[:-2], rows if full else least, columns, dtype=a.dtype)
-        found["zeros"] = without_rounding(_pairs(zeros))
+        found["zeros"] = without_rounding(real_pairs(zeros))
     else:
         found["in order"] = without_rounding(torch.ones(1, dtype=torch.float64))
     return found
@@ -472,8 +469,8 @@ def _gradients(*given: torch.Tensor, point: Point, flags: Flags) -> Results:
     else:
         output = _function(kind, leaves[0], point, flags)
     gradient = _joined(given[-1], batch)
-    found = backward_pass.gradients(_pairs(output), leaves, _pairs(gradient))
-    return {name: _pairs(part) for name, part in zip(("gradient of a", "gradient of b"), found)}
+    found = backward_pass.gradients(real_pairs(output), leaves, real_pairs(gradient))
+    return {name: real_pairs(part) for name, part in zip(("gradient of a", "gradient of b"), found)}
 
 
 def _gradients_exactly(*given: torch.Tensor, point: Point, flags: Flags) -> Expected:

@@ -21,6 +21,7 @@ from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.numerics.single_rounding import lost_in_rounding
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -174,23 +175,18 @@ def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, poi
     smallest = max(tolerances.unit_roundoff(kind) for kind in (*kinds, result))
     error = 0.0 if function.whole else STEPS * smallest + 2.0**-20
     around = error * (x.abs() + y.abs() + value.detach().view(shape).abs())
-    found = {"output": Exact(value.detach().view(shape), _rounded(value.detach().view(shape), result) + around)}
+    found = {"output": Exact(value.detach().view(shape), lost_in_rounding(value.detach().view(shape), result) + around)}
     for name, part, term, kind in zip("xy", (x, y), terms, kinds):
         total, size = (_summed(each.view(shape), part.shape) for each in (term, term.abs() + grad.abs().flatten()))
         count = grad.numel() // max(1, part.numel())
         # Computed in the dtype of the result, then converted to that of the input.
         limit = (
-            _rounded(total, result)
-            + _rounded(total, kind)
+            lost_in_rounding(total, result)
+            + lost_in_rounding(total, kind)
             + (error + (tolerances.summation(count) if count > 1 else 0.0)) * size
         )
         found[f"gradient of {name}"] = Exact(total, limit)
     return found
-
-
-def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A number that the dtype represents is not rounded."""
-    return torch.where(value == value.to(dtype).to(torch.float64), 0.0, tolerances.rounding(value, dtype))
 
 
 def _summed(terms: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -18,6 +18,7 @@ from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.numerics.single_rounding import lost_in_rounding
 from envbuild.selftest.probes.operations.exact_fixed_cases import decode, finite_patterns
 
 Results = Mapping[str, torch.Tensor]
@@ -213,7 +214,7 @@ def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) ->
         return without_rounding(torch.tensor(signs, dtype=torch.float64))
     if function == "cumsum":
         sums = torch.tensor([list(itertools.accumulate(row)) for row in x.tolist()], dtype=torch.float64)
-        return Exact(sums, _lost(sums, dtype))
+        return Exact(sums, lost_in_rounding(sums, dtype))
     rows = [x.flatten().tolist()] if "all" in function or "both" in function else x.tolist()
     count = len(rows[0])
     total = torch.tensor([float(sum(row)) for row in rows], dtype=torch.float64)
@@ -221,17 +222,10 @@ def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) ->
     wide = torch.float32 if "float32" in function else dtype
     arithmetic = tolerances.summation(count) * size if point["values"] == "fractions" else torch.zeros_like(size)
     if not function.startswith("mean"):
-        return Exact(total, _lost(total, wide) + arithmetic)
+        return Exact(total, lost_in_rounding(total, wide) + arithmetic)
     value = total / count
     before = tolerances.rounding(total, dtype) if rounded else torch.zeros_like(total)
     return Exact(value, 2 * tolerances.rounding(value, dtype) + (before + arithmetic) / count)
-
-
-def _lost(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of rounding to the dtype; 0 where it represents the number. Sums of integers have 64 bits."""
-    if not dtype.is_floating_point:
-        return torch.zeros_like(value)
-    return torch.where(value.to(dtype).to(torch.float64) == value, 0.0, tolerances.rounding(value, dtype))
 
 
 # Each returns its results by name.

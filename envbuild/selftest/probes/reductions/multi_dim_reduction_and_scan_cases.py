@@ -15,6 +15,7 @@ from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.numerics.single_rounding import lost_in_rounding
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -244,25 +245,22 @@ def _names(group: str, dims: Dims, dtype: torch.dtype) -> set[str] | None:
     return names
 
 
-def _once(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of one rounding; 0 where the dtype represents the number."""
-    if not dtype.is_floating_point:
-        return torch.zeros_like(value)
-    return torch.where(value.to(dtype).to(torch.float64) == value, 0.0, tolerances.rounding(value, dtype))
-
-
 def _sums_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
     total, count = rows.sum(1), rows.shape[1]
     mean = total / count
-    whole = Exact(total, _once(total, dtype))
+    whole = Exact(total, lost_in_rounding(total, dtype))
     # torch's CPU kernels may round the sum before they divide it.
-    of_mean = 2 * tolerances.rounding(mean, dtype) + _once(total, dtype) / count if dtype.is_floating_point else total
+    of_mean = (
+        2 * tolerances.rounding(mean, dtype) + lost_in_rounding(total, dtype) / count
+        if dtype.is_floating_point
+        else total
+    )
     return {
         "sum": whole,
         "count": without_rounding((rows != 0).to(torch.float64).sum(1)),
         "mean": Exact(mean, of_mean),
         "sum without NaN": whole,
-        "sum in float32": Exact(total, _once(total, torch.float32)),
+        "sum in float32": Exact(total, lost_in_rounding(total, torch.float32)),
         "sum out=": whole,
         "product": without_rounding(torch.where((rows < 0).sum(1) % 2 == 1, -1.0, 1.0).to(torch.float64)),
     }
@@ -340,9 +338,9 @@ def _scans_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
     logarithms = along(operator.add, rows.exp().tolist()).log()
     u, n = tolerances.unit_roundoff(torch.float32), rows.shape[1]
     values = {
-        "cumsum": Exact(sums, _once(sums, dtype)),
-        "cumsum in place": Exact(sums, _once(sums, dtype)),
-        "reverse": Exact(backwards, _once(backwards, dtype)),
+        "cumsum": Exact(sums, lost_in_rounding(sums, dtype)),
+        "cumsum in place": Exact(sums, lost_in_rounding(sums, dtype)),
+        "reverse": Exact(backwards, lost_in_rounding(backwards, dtype)),
         "cumprod": without_rounding(along(operator.mul, signs)),
         "cummax": without_rounding(along(max)),
         "cummin": without_rounding(along(min)),

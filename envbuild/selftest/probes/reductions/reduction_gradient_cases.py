@@ -14,6 +14,7 @@ from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.numerics.single_rounding import lost_in_rounding
 from envbuild.selftest.probes.reductions.multi_dim_reduction_and_scan_cases import OVER, Dims
 
 Results = Mapping[str, torch.Tensor]
@@ -159,7 +160,7 @@ def _exactly(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Expecte
         g = gradients[-1 if name in LIKE_INPUT else 0]
         g = _rows(g, dims) if name in LIKE_INPUT else g.reshape(len(rows), 1)
         value, limit = _of_rows(name, rows, g, point)
-        once = torch.where(value.to(dtype).to(torch.float64) == value, 0.0, tolerances.rounding(value, dtype))
+        once = lost_in_rounding(value, dtype)
         limit = (limit + once).expand_as(value)
         found[name] = Exact(_block(value, sizes, dims), _block(limit, sizes, dims))
     return found

@@ -349,7 +349,7 @@ def _counted(x: torch.Tensor, weights: torch.Tensor, point: Point) -> Results:
     rising, order = (part.contiguous() for part in given.sort(1))
     wide = torch.float32
     edges = torch.arange(0, most, 2, device=x.device).to(x.dtype)
-    numbers = flat.to(torch.int64).abs()  # of negative ones there is no count
+    numbers = flat.to(torch.int64).abs()  # bincount accepts no negative numbers
     found = {
         "number of each": torch.bincount(numbers, minlength=most + 3),
         "weights of each": torch.bincount(numbers, weights, minlength=most + 3),
