@@ -48,8 +48,7 @@ class VerdictDocument:
     """The document of `verify`. `gpus`: the models that the image is verified on; `level`: the lowest of its evidence.
     `environment`: the digest of the locked files of an environment, for --python.
     `base`: for a child image, the verified base, by digest; `changed_settings`: the child's settings that differ from
-    the base's. `unconfined`: the restrictions of an engine's containers that were missing. `reordered_layers`: numbers,
-    from 1, of layers that have the same files in a different order after a rebuild."""
+    the base's. `unconfined`: the restrictions of an engine's containers that were missing."""
 
     reference: str | None
     state: Literal["verified", "unverified"]
@@ -64,7 +63,6 @@ class VerdictDocument:
     base: str | None
     changed_settings: Mapping[str, object]
     unconfined: tuple[str, ...]
-    reordered_layers: tuple[int, ...]
     reasons: tuple[Reason, ...]
 
 
@@ -76,8 +74,6 @@ class Verdict:
 
     `base`: for a child image, the verified base, by digest; `child_sets`: the child's settings that differ from the
     base's.
-
-    `reordered`: numbers, from 1, of layers that have the same files in a different order after a rebuild.
 
     `image`: the image that the reference names; `build`: the build statement that decided; `proved`: the image that
     this statement is about, either the image itself or its base.
@@ -96,7 +92,6 @@ class Verdict:
     image: Config | None = None
     build: SignedBuild | None = None
     proved: StoredImage | None = None
-    reordered: list[int] = field(default_factory=list)
     proofs: tuple[Proof, ...] = ()
     image_id: str | None = None  # of a verification without the image
     environment: str | None = None  # digest of the locked files of an environment
@@ -120,7 +115,6 @@ class Verdict:
             base=self.base,
             changed_settings=self.child_sets,
             unconfined=tuple(self.unconfined),
-            reordered_layers=tuple(self.reordered),
             reasons=tuple(self.reasons),
         )
 

@@ -20,7 +20,7 @@ from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
-from envbuild.image.build_records_and_comparison import CompiledRecord
+from envbuild.image.build_records import CompiledRecord
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.project_test_shapes_and_script import Script

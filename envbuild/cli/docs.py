@@ -12,8 +12,8 @@ from envbuild.attest import community_evidence
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
 from envbuild.evidence import profile_proofs_and_image_states
-from envbuild.image import build_records_and_comparison
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
 from envbuild.lock import lock_file, requirements_export
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import markdown_generated_sections, profile_markdown_tables
@@ -126,7 +126,7 @@ def _content(block: Block, folder: Path) -> str:
     if block.kind == "evidence":
         return profile_markdown_tables.proofs_table([row for name in block.names for row in _evidence(folder / name)])
     if block.kind == "table":
-        published, built = _evidence(folder / _EVIDENCE), list(build_records_and_comparison.all_records())
+        published, built = _evidence(folder / _EVIDENCE), list(build_records.all_records())
         return profile_markdown_tables.versions_table(_row(name, built, published) for name in block.names)
     if block.kind == "minimum":
         return profile_markdown_tables.minimum(

@@ -17,8 +17,8 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.facts.mixed_gpu_settings import Setting
 from envbuild.fetch.archive_spec import COMPAT
-from envbuild.image import build_records_and_comparison
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -225,9 +225,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
     fits = locked is not None and not stale  # versions that were locked for different inputs do not apply
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
-    proofs = profile_proofs_and_image_states.on_disk(
-        loaded.name, loaded.profile, locked, build_records_and_comparison.all_records()
-    )
+    proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, locked, build_records.all_records())
     found = pin_reasons.pin_versions(plan, choice, versions)
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
     for name, version in pins.items():
@@ -292,7 +290,7 @@ def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, boo
 
 
 def _all(as_json: bool) -> None:
-    built = list(build_records_and_comparison.all_records())
+    built = list(build_records.all_records())
     rows = [_row(name, built) for name in profile_and_lock_name_lookup.profile_names()]
     if as_json:
         emit(ProfileList(tuple(row for row, _ in rows)))

@@ -10,7 +10,7 @@ from envbuild.cli.console import emit
 from envbuild.cli.output_files import STDOUT, prepare, write
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import Proof, record_digest
-from envbuild.image import build_records_and_comparison
+from envbuild.image import build_records
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_and_lock_name_lookup
@@ -42,7 +42,7 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     loaded = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(loaded)
     locked = lock_file.read(loaded.known_lock)
-    built = [record for record in build_records_and_comparison.all_records() if locked and record.lock == locked.id]
+    built = [record for record in build_records.all_records() if locked and record.lock == locked.id]
     proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, locked, built)
     compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
     images = dict.fromkeys(record.image for record in built)

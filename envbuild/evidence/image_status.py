@@ -10,7 +10,7 @@ from typing import Literal
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.image import build_records_and_comparison
+from envbuild.image import build_records
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.image.oci import lock_image_lookup_and_recipe
@@ -97,12 +97,10 @@ def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale:
     name, profile = loaded.name, loaded.profile
     named = repository(name)
     tags = engine.tags(named)
-    image = lock_image_lookup_and_recipe.existing_image(engine, locked, name) if locked else None
+    image = lock_image_lookup_and_recipe.existing_image(engine, locked) if locked else None
     proofs = profile_proofs_and_image_states.proofs_of(image.id, name, profile, locked) if locked and image else ()
     built = image is not None
-    older = (
-        not built and locked is not None and lock_image_lookup_and_recipe.older_image(engine, locked, name) is not None
-    )
+    older = not built and locked is not None and lock_image_lookup_and_recipe.older_image(engine, locked) is not None
     reasons = profile_proofs_and_image_states.reasons_not_verified(
         name, locked, stale, proofs, built=built, older=older
     )
@@ -136,7 +134,7 @@ def _tag(
     if handle is None:
         return "missing" if is_proved else None
     tagged = image if image and handle == image.handle else engine.find(handle)
-    locks = {record.lock for record in build_records_and_comparison.all_records(tagged.id)} if tagged else set()
+    locks = {record.lock for record in build_records.all_records(tagged.id)} if tagged else set()
     if locked and not locks and tags.get(locked.short) == handle:
         return "unknown"
     # An image that was verified keeps the tag until its successor is verified.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image.build_records import Record
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
@@ -48,21 +48,11 @@ def discard(name: str) -> None:
     shutil.rmtree(context_folder(name), ignore_errors=True)
 
 
-def fill_context(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
-    """Fill the contexts with all files of the image, which must be in the stores. `built`: the wheel of each extension.
-
-    Raises LockError for wheels that must not be installed.
-    """
-    wheel_conflicts.refuse_stored(lock.wheels, lock.startup, built)
-    target = context_folder(name)
-    _fill_shared(lock, target)
-    for extension, wheel in built.items():
-        _link(wheel, target / _OWN / "extensions" / extension / wheel.name)
-
-
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
-    """Fill the contexts for compiling an extension. Raises LockError like `fill_context`, and SourceDamaged."""
+    """Fill the contexts for compiling an extension with files, which must be in the stores. Raises LockError for wheels
+    that must not be installed, and SourceDamaged."""
     assert lock.builder
+    wheel_conflicts.refuse_stored(lock.wheels, lock.startup)
     wheel_conflicts.refuse_stored(lock.compiled_with, lock.startup)
     target = context_folder(name)
     _fill_shared(lock, target)

@@ -34,7 +34,7 @@ from envbuild.image import (
     dockerfile_renderer,
     extension_wheel_check,
 )
-from envbuild.image.build_records_and_comparison import CompiledRecord
+from envbuild.image.build_records import CompiledRecord
 from envbuild.image.buildx import BuildOrder
 from envbuild.lock import wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import LockedExtension

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image import (
-    build_records_and_comparison,
+    build_records,
     debian_base_tar,
     extension_wheel_build,
     lock_paths_of_built_images,
 )
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
+from envbuild.image.oci import base_image_download
 from envbuild.lock.lock_file import Lock
 from envbuild.util import temporary_files, user_folders
 
@@ -41,7 +42,7 @@ def images(
     """Yield the images of these profiles that are neither verified, nor used by a container, nor built from a current
     lock. For profiles `elsewhere`, whose locks are not visible here, only images that this envbuild built."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
-    made = {record.handle for record in build_records_and_comparison.all_records()}
+    made = {record.handle for record in build_records.all_records()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
@@ -69,6 +70,8 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
     kinds |= {"sources": commits, "extensions": compiled}
+    based = {lock.image: lock.platform for lock in locks if lock.image}
+    kinds["images"] = {name for pair in based.items() for name in base_image_download.cached_files(*pair)}
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envbuild.image import zstd_push
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.registry.image_reference_patterns import REGISTRY
 from envbuild.registry.oci_types import Manifest, Reference
@@ -47,19 +46,15 @@ def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> 
 
 
 def push_from_engine(
-    engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None], zstd: bool = False
+    engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None]
 ) -> tuple[Manifest, bool]:
-    """Push an image of the engine, as `push_once` does. With `zstd`, envbuild compresses and uploads the layers;
-    otherwise the engine does. Raises CheckFailed, NetworkError, DiskError."""
+    """Let the engine push an image, as `push_once` does. Raises CheckFailed, NetworkError."""
 
     name = place.reference.repository
 
     def send(tag: str) -> None:
-        if zstd:
-            zstd_push.push_zstd(engine, place, image, tag, on_line)
-        else:
-            engine.tag(image, name, tag)
-            engine.push(name, tag, on_line)
+        engine.tag(image, name, tag)
+        engine.push(name, tag, on_line)
 
     try:
         return push_once(place, image.id, send)

@@ -12,6 +12,7 @@ from envbuild.fetch import (
     wheel_resolution_and_download,
 )
 from envbuild.image import debian_base_tar
+from envbuild.image.oci import base_image_download
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
@@ -48,6 +49,13 @@ def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
         )
         wheel_conflicts.refuse_stored(locked.wheels, locked.startup)
         archive_fetcher.fetch_archives(plan.archives, show)
+
+
+def fetch_base_image(lock: Lock, progress: Progress) -> None:
+    """Download the base image that a lock names, if it names one. Raises what `download_base_image` raises."""
+    if lock.image:
+        with one_fetch_at_a_time(progress):
+            base_image_download.download_base_image(lock.image, lock.platform, show_download(progress))
 
 
 def make_bases(lock: Lock, progress: Progress) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from envbuild.audit import environment_audit, image_collector
 from envbuild.facts import database
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.image import (
     build_context_folders,
-    build_records_and_comparison,
-    buildkit_build_on_base_image,
+    build_records,
     debian_base_tar,
     dockerfile_renderer,
     extension_wheel_build,
     lock_paths_of_built_images,
 )
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image.build_records import Record
 from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Image
 from envbuild.image.extension_wheel_build import BuiltWheel
@@ -33,7 +30,7 @@ from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import atomic_files
-from envbuild.util.errors import CheckFailed, OutOfDate, UsageError, some
+from envbuild.util.errors import CheckFailed, OutOfDate, UsageError
 from envbuild.util.json_output_types import plain
 from envbuild.util.yaml_and_project_paths import display
 
@@ -122,23 +119,19 @@ def render_dockerfile(loaded: LoadedProfile, lock: Lock, options: Options) -> St
 
 def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
     """Return the image of a recipe: an existing one, or a new one, which is audited before it gets its tag.
-    `no_cache`: write or build its layers again."""
+    `no_cache`: write its layers again."""
     # First: `prune` removes images whose lock it does not know, also while this process works.
     lock_paths_of_built_images.note_lock(recipe.loaded.known_lock)
-    lock, name = recipe.lock, recipe.name
-    found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock, name)
+    lock = recipe.lock
+    found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock)
     if found is not None:
         return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
     compiled = [wheel.record for wheel in wheels]
-    if lock.image:
-        image = context.step("build", build_on_base_image, context, recipe, wheels, no_cache=no_cache)
-        record = lock_image_lookup_and_recipe.built_record(context.engine, lock, name, image, compiled)
-    else:
-        disk_space_needs.require_disk_space(context.engine, lock)
-        written = context.step("build", write_layers, context, recipe.plan, lock, wheels, again=no_cache)
-        image = context.step("load", load_layers, context, recipe, written)
-        record = lock_image_lookup_and_recipe.written_record(lock, written, image.handle, compiled)
+    disk_space_needs.require_disk_space(context.engine, lock)
+    written = context.step("build", write_layers, context, recipe.plan, lock, wheels, again=no_cache)
+    image = context.step("load", load_layers, context, recipe, written)
+    record = lock_image_lookup_and_recipe.written_record(lock, written, image.handle, compiled)
     return context.step("audit", audit_image, context, recipe, image, record)
 
 
@@ -148,12 +141,8 @@ def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Re
     engine.tag(image, repository(name), lock.short)
     # before the record: once recorded, the image is not made again, and nothing else would remove the tag
     engine.remove(lock_image_lookup_and_recipe.layers_tag(lock, name))
-    before = lock_image_lookup_and_recipe.matching_records(lock, name)
-    titles = [layer.title for layer in dockerfile_renderer.image_layers(lock)]
-    difference = lock.image and build_records_and_comparison.difference_message(before, record, titles)
-    if difference:
-        context.note(difference)  # before the record, for the same reason
-    build_records_and_comparison.write(record)
+    before = lock_image_lookup_and_recipe.matching_records(lock)
+    build_records.write(record)
     return BuiltImage(image, () if record.image in {one.image for one in before} else (record,))
 
 
@@ -193,19 +182,6 @@ def _build_order(context: StepContext, recipe: Recipe) -> BuildOrder:
     return BuildOrder(context.engine, recipe.lock, recipe.name, recipe.dockerfile, progress.say, progress.line)
 
 
-def build_on_base_image(
-    context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], *, no_cache: bool
-) -> StepResult[Image]:
-    """Download the parts of an image that has a base image, and build it under the tag for images that are not
-    audited."""
-    lock = recipe.lock
-    disk_space_needs.require_disk_space(context.engine, lock)
-    build_downloads.fetch_image_parts(recipe.plan, lock, context.progress)
-    tag = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
-    image = buildkit_build_on_base_image.build_on_image(_build_order(context, recipe), tag, wheels, no_cache=no_cache)
-    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
-
-
 def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Record) -> StepResult[BuiltImage]:
     """Audit the actual contents of an image, set its tag, and write its build record. Raises CheckFailed for a defect
     or a known fault; then the image keeps the tag for images that are not audited, so that it can be inspected."""
@@ -237,4 +213,4 @@ def discard_build(context: StepContext, result: MakeResult, *, image: bool = Tru
             context.engine.remove(reference)
     for record in result.new_build_records:
         if context.engine.find(record.handle) is None:  # the image has no other name and no container keeps it
-            build_records_and_comparison.remove_record(record)
+            build_records.remove_record(record)

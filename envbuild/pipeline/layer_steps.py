@@ -42,6 +42,7 @@ def describe_image(
 ) -> StepResult[ImageDescription]:
     """Describe the image of a lock, and download what its layers are written from. `wheels`: of its extensions."""
     files = {one.name: WheelOfLayer(one.path, one.sha256) for one in wheels}
+    build_downloads.fetch_base_image(lock, context.progress)
     description = lock_image_lookup_and_recipe.describe_lock(lock, files)
     build_downloads.make_bases(lock, context.progress)
     build_downloads.fetch_image_parts(plan, lock, context.progress)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs_and_image_states
-from envbuild.image import build_records_and_comparison
+from envbuild.image import build_records
 from envbuild.image.docker_engine import Image
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
@@ -224,8 +224,8 @@ def test_and_record(
 
 def _require_own_build(loaded: LoadedProfile, lock: Lock, image: Image, reference: str | None) -> None:
     """Raise CheckFailed unless this envbuild recorded that it built the image from the lock."""
-    records = build_records_and_comparison.all_records(image.id)
-    if not any(lock_image_lookup_and_recipe.matches(record, lock, loaded.name) for record in records):
+    records = build_records.all_records(image.id)
+    if not any(lock_image_lookup_and_recipe.matches(record, lock) for record in records):
         raise CheckFailed(
             f"{reference or image.id} was not built by this envbuild from the lock of {loaded.name}",
             hint=f"its self-test output could be forged; build it: envbuild build {loaded.known}, "
@@ -306,7 +306,7 @@ def existing(context: StepContext, loaded: LoadedProfile, reference: str | None 
     """Return a profile's current lock and an image in the engine: `reference`, else the one built from the lock."""
     lock, image = _locked_and_image(context, loaded, reference)
     if image is None:
-        older = lock_image_lookup_and_recipe.older_image(context.engine, lock, loaded.name)
+        older = lock_image_lookup_and_recipe.older_image(context.engine, lock)
         state = "was built by an older envbuild" if older else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild build {loaded.known}")
     return lock, image
@@ -317,7 +317,7 @@ def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: st
     lock = _current_lock(context, loaded)
     if reference is not None:
         return lock, context.engine.get(reference)
-    return lock, lock_image_lookup_and_recipe.existing_image(context.engine, lock, loaded.name)
+    return lock, lock_image_lookup_and_recipe.existing_image(context.engine, lock)
 
 
 def require_passed(result: MakeResult) -> None:

@@ -11,7 +11,7 @@ from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image.build_records import Record
 from envbuild.image.docker_engine import Image
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.progress_events import Step

@@ -103,7 +103,7 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
     current = lock is not None and not lock.stale(plan)
     proved = built = False
     if not isinstance(engine, EngineError) and lock and current and not options.no_cache:
-        image = lock_image_lookup_and_recipe.existing_image(engine, lock, loaded.name)
+        image = lock_image_lookup_and_recipe.existing_image(engine, lock)
         built = image is not None
         if image:
             proved = is_proved(profile_proofs_and_image_states.proofs_of(image.id, loaded.name, profile, lock))

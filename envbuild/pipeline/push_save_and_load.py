@@ -27,14 +27,14 @@ from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.image import (
-    build_records_and_comparison,
+    build_records,
     engine_image_to_oci_layout,
     extension_wheel_build,
     registry_push,
     zstd_push,
 )
-from envbuild.image.build_records_and_comparison import Record
-from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.build_records import Record
+from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.image.oci import engine_load, image_upload, layer_blobs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import OciImage
@@ -162,10 +162,7 @@ def _write_file(place: engine_image_to_oci_layout.Folder, file: Path, files: Map
 def _write_image(
     context: StepContext, place: engine_image_to_oci_layout.Folder, proved: _ProvedImage
 ) -> StepResult[Manifest]:
-    """Write the image's layers into the layout; those of an image on a base image are copied from the engine."""
-    if proved.lock.image:
-        copied = proved.in_engine(context.engine)
-        return StepResult(place.take(context.engine, copied), note=some(len(copied.layers), "layer"))
+    """Write the image's layers into the layout."""
     wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
     description = layer_steps.describe_image(context, proved.plan, proved.lock, wheels).value
     with layer_steps.intact_files(proved.lock):
@@ -218,14 +215,6 @@ class _ProvedImage:
     record: Record
     evidence: tuple[ProofRow, ...]
 
-    def in_engine(self, engine: Engine) -> Image:
-        """Return the image in the engine. Raises BuildError if the engine has it no longer."""
-        image = engine.find(self.record.handle)
-        if image is None or image.id != self.record.image:
-            text = f"the engine does not have {self.record.image[:19]}, the proved image of {self.loaded.name}"
-            raise BuildError(text, hint=f"run: envbuild make {self.loaded.known}")
-        return image
-
 
 def _proved(context: StepContext, name: str) -> _ProvedImage:
     """Return an image that was built from the profile's current lock and is verified for every GPU model; of several,
@@ -235,9 +224,9 @@ def _proved(context: StepContext, name: str) -> _ProvedImage:
     lock = lock_file.current_lock(loaded, plan)
     wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock)
     models = profile_proofs_and_image_states.models_to_prove(loaded.profile)
-    records = lock_image_lookup_and_recipe.matching_records(lock, loaded.name)
+    records = lock_image_lookup_and_recipe.matching_records(lock)
     if not records:
-        older = any(one.lock == lock.id for one in build_records_and_comparison.all_records())
+        older = any(one.lock == lock.id for one in build_records.all_records())
         state = "was built by an older envbuild" if older else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild make {loaded.known}")
     proved, missing = list[_ProvedImage](), list[str]()
@@ -250,28 +239,20 @@ def _proved(context: StepContext, name: str) -> _ProvedImage:
     if not proved:
         text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
-    at_hand = (one for one in proved if _is_at_hand(context, one))
+    at_hand = (one for one in proved if _is_at_hand(one))
     return next(at_hand, proved[0])
 
 
-def _is_at_hand(context: StepContext, proved: _ProvedImage) -> bool:
-    """Whether the cache has the wheels of the extensions in the image; for an image on a base image, whether the engine
-    has it."""
+def _is_at_hand(proved: _ProvedImage) -> bool:
+    """Whether the cache has the wheels of the extensions in the image."""
     record, lock = proved.record, proved.lock
-    if lock.image:
-        image = context.engine.find(record.handle)
-        return image is not None and image.id == record.image
     compiled = (extension_wheel_build.find_wheel(lock, one) for one in lock.extensions)
     return {wheel.sha256 for wheel in compiled if wheel} == {one.sha256 for one in record.extensions}
 
 
 def _push_image(context: StepContext, place: Repository, proved: _ProvedImage, zstd: bool) -> StepResult[Manifest]:
-    if proved.lock.image:
-        engine, line = context.engine, context.progress.line
-        found, there = registry_push.push_from_engine(engine, place, proved.in_engine(engine), line, zstd)
-    else:
-        upload = functools.partial(_upload_layers, context, place, proved, zstd)
-        found, there = registry_push.push_once(place, proved.record.image, upload)
+    upload = functools.partial(_upload_layers, context, place, proved, zstd)
+    found, there = registry_push.push_once(place, proved.record.image, upload)
     return StepResult(found, cached=there, note=found.digest)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from envbuild.registry import oci_types
 from envbuild.registry.layer_decompressor import Unpacked
-from envbuild.registry.oci_types import ImageSource, Manifest
+from envbuild.registry.oci_types import BlobSource, ImageSource, Manifest
 from envbuild.util.errors import printable
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
@@ -104,7 +104,7 @@ class Member(tarfile.TarInfo):
 
 
 def entries(
-    place: ImageSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
+    place: BlobSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
 ) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     """Every entry of a layer, with the archive; read an entry's content before requesting the next entry. `watch` gets
     all bytes of the tar; it may raise ValueError.
@@ -145,7 +145,7 @@ def require_layer(place: ImageSource, digest: str, diff_id: str) -> None:
 
 @contextlib.contextmanager
 def _unpacked(
-    place: ImageSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
+    place: BlobSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
 ) -> Iterator[Unpacked]:
     """The decompressed layer. Reads the rest at the end and checks the diff id."""
     stream = Unpacked(place.blocks(digest), watch)

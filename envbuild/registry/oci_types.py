@@ -166,13 +166,18 @@ def _is_attestation(item: Mapping[str, Any]) -> bool:
     return isinstance(platform, dict) and platform.get("os") == platform.get("architecture") == "unknown"
 
 
-class ImageSource(Protocol):
+class BlobSource(Protocol):
+    """Source of blobs of any size, each checked against its digest."""
+
+    def blocks(self, digest: str) -> Iterator[bytes]: ...
+
+
+class ImageSource(BlobSource, Protocol):
     """Source of manifests and blobs: a repository in a registry, or a saved image. Everything is checked against its
     digest."""
 
     def manifest(self, target: str) -> Manifest | None: ...
     def blob(self, digest: str, limit: int = ...) -> bytes: ...
-    def blocks(self, digest: str) -> Iterator[bytes]: ...
     def referrers(self, digest: str) -> list[dict[str, Any]]: ...
 
 

@@ -22,7 +22,7 @@ from chaos.invariant import HALF, LEFT, WRONG, Ground, check
 from chaos.place import Place
 from chaos.rounds import Outcome, Struck
 from envbuild.image import dockerfile_renderer
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image.build_records import Record
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 

@@ -17,7 +17,7 @@ import pytest
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.fetch import sha256_file_store
-from envbuild.image import build_records_and_comparison
+from envbuild.image import build_records
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.layer_writer import WrittenLayer
@@ -182,8 +182,8 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     lock_file.write(made, loaded.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
     image = Image(oci_types.digest_of(config), "handle", (LAYER,), {}, {}, 1)
-    record = build_records_and_comparison.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
-    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda image_id=None: iter([record]))
+    record = build_records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
+    monkeypatch.setattr(build_records, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
         monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: [record])

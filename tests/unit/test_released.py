@@ -25,7 +25,7 @@ from envbuild.attest import (
 )
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, proof_rules, run_record_schema
-from envbuild.image import build_records_and_comparison, dockerfile_renderer
+from envbuild.image import build_records, dockerfile_renderer
 from envbuild.lock import lock_file
 from envbuild.registry.oci_types import Reference
 from envbuild.runners.kubernetes import kubernetes_settings
@@ -103,7 +103,7 @@ def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str,
 
 
 def test_a_build_record_is_read(state: Path) -> None:
-    (record,) = build_records_and_comparison.all_records(IMAGE)
+    (record,) = build_records.all_records(IMAGE)
     assert (record.lock, len(record.layers), record.extensions) == (LOCK, 5, ())
 
 
@@ -266,4 +266,4 @@ def test_a_build_record_of_a_later_release_proves_nothing(state: Path) -> None:
     (file,) = (state / "builds").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**found, "of_a_later_release": 1}), encoding="utf-8")
-    assert list(build_records_and_comparison.all_records(IMAGE)) == []
+    assert list(build_records.all_records(IMAGE)) == []

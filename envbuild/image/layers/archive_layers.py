@@ -18,25 +18,28 @@ from envbuild.util import strict_and_canonical_json, temporary_files, user_folde
 from envbuild.util.errors import BuildError, HashMismatch
 from envbuild.util.host_processes import run
 
-_RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+),")
+NVCC_RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+),")
 
 
 @dataclass(frozen=True)
 class ArchiveLayer:
     """An archive, unpacked in its folder. `kind`: as in archive_spec.FOLDERS; `sha256`: of the file, hex; `release`: of
-    CUDA, such as "12.6", which its nvcc must have; the links that linkers look for are then added. Empty: no nvcc."""
+    CUDA, such as "12.6", which its nvcc must have; the links that linkers look for are then added. Empty: no nvcc.
+    `folder`: where a base image's symbolic links lead from the kind's folder; empty: to that folder itself."""
 
     file: Path
     kind: str
     sha256: str
     release: str = ""
+    folder: str = ""
     compressor: str = gzip_members.COMPRESSOR
     keeps_blob = True
 
     @property
     def key(self) -> str:
         versions = [WRITER_VERSION, self.compressor, sha256_file_store.file_digest(UNPACKER)]
-        return strict_and_canonical_json.canonical_digest(["archive", versions, self.kind, self.sha256, self.release])
+        content = ["archive", versions, self.kind, self.sha256, self.release]
+        return strict_and_canonical_json.canonical_digest(content + ([self.folder] if self.folder else []))
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if the file was damaged, BuildError if it cannot be unpacked or
@@ -55,13 +58,13 @@ class ArchiveLayer:
             if self.release:
                 self._require_release(target)
                 _add_links(target)
-            return write_compressed(_tar(target, FOLDERS[self.kind].lstrip("/")), packed, plain)
+            return write_compressed(_tar(target, (self.folder or FOLDERS[self.kind]).lstrip("/")), packed, plain)
 
     def _require_release(self, home: Path) -> None:
         """Raise BuildError if nvcc is of another release. It is not run, since the archive may be hostile: the line
         that `nvcc --version` prints is in its file."""
         file = home / "bin" / "nvcc"
-        found = _RELEASE.search(file.read_bytes()) if file.is_file() else None
+        found = NVCC_RELEASE.search(file.read_bytes()) if file.is_file() else None
         if found is None or found[1].decode() != self.release:
             says = f"is of CUDA {found[1].decode()}" if found else "is missing, or names no release"
             text = f"{FOLDERS[self.kind]}/bin/nvcc {says}; torch needs CUDA {self.release}"

@@ -12,6 +12,7 @@ from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image import debian_base_tar
 from envbuild.image.docker_engine import Engine
+from envbuild.image.oci import base_image_download
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import DiskError, EngineError
@@ -50,7 +51,8 @@ def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequenc
 
 
 def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
-    """Return the bytes that our own caches still need: missing wheels and archives, and the base if it is not made yet.
+    """Return the bytes that our own caches still need: missing wheels and archives, the base if it is not made yet, and
+    the missing layers of a base image, unless its manifest is missing, too.
 
     `compiling`: include the tools that compile extensions.
     """
@@ -63,6 +65,8 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     packed_bytes = sum(w.bytes for w in wheels if not wheel_store.holds(w.wheel.sha256, w.wheel.file))
     packed_bytes += sum(a.bytes for a in archives if not archive_store.holds(a.sha256, a.name))
     packed_bytes += sum(deb.bytes for deb in tools if not deb_store.holds(deb.sha256, deb.file))
+    if lock.image:
+        packed_bytes += base_image_download.missing_bytes(lock.image, lock.platform) or 0
     made = debian_base_tar.tar_file(lock).is_file() or not lock.suite
     return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 

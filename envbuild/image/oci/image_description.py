@@ -13,17 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from envbuild.fetch.archive_spec import FOLDERS, Archive
+from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.archive_layers import ArchiveLayer
 from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
+from envbuild.image.layers.base_image_contents import BaseContents
+from envbuild.image.layers.base_image_layers import BaseImageNvccLinksLayer, BaseImageVenvLayer
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.nvcc_links import NvccLinksLayer
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
+from envbuild.image.oci.base_image_download import BaseImage
+from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
@@ -34,18 +38,22 @@ from envbuild.util.errors import BuildError, LockError
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
 _CREATED = "2024-01-01T00:00:00Z"  # SOURCE_DATE_EPOCH, the latest time of a file
+_FROM_BASE = ("ExposedPorts", "Healthcheck", "Shell", "StopSignal", "Volumes", "WorkingDir")
+"""The settings of a base image that an image on it keeps, apart from its variables and labels."""
 
 
 @dataclass(frozen=True)
 class ImageInputs:
     """The files that an image is made from; none is read here. `base`, `apt_base`: the tars of the base without and
-    with the packages of `apt:`; `compiled`: the wheels of the extensions by name."""
+    with the packages of `apt:`; `compiled`: the wheels of the extensions by name; `on_image`: the base image and its
+    contents, if the lock names one."""
 
     base: Path
     apt_base: Path
     wheels: Store
     archives: Store
     compiled: Mapping[str, WheelOfLayer]
+    on_image: tuple[BaseImage, BaseContents] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,11 +68,13 @@ class DescribedLayer:
 
 @dataclass(frozen=True)
 class ImageDescription:
-    """An image whose layers need not be written. `settings`: the part `config` of its configuration."""
+    """An image whose layers need not be written. `settings`: the part `config` of its configuration; `base_history`:
+    of its base image, for the first layers."""
 
     platform: str
     layers: tuple[DescribedLayer, ...]
     settings: Mapping[str, Any]
+    base_history: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -75,7 +85,8 @@ class ImageDescription:
     def with_layers(self, layers: Sequence[WrittenLayer]) -> OciImage:
         """Return the image, when its layers are known."""
         system, _, architecture = self.platform.partition("/")
-        history = [{"created": _CREATED, "created_by": layer.history} for layer in self.layers]
+        own = self.layers[sum(not entry.get("empty_layer") for entry in self.base_history) :]
+        history = [*self.base_history, *({"created": _CREATED, "created_by": layer.history} for layer in own)]
         configuration = {
             "architecture": architecture,
             "config": self.settings,
@@ -133,21 +144,15 @@ class OciImage:
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
     """Describe the image of a lock. The layers that most images share come first, those of this profile last.
 
-    Raises BuildError if the lock names a base image (its layers cannot be read here), LockError if the image would have
-    too many layers.
+    Raises LockError if the image would have too many layers, BuildError if its base does not fit the lock.
     """
-    if lock.image:
-        raise BuildError(
-            f"the layers of the base image {lock.image} cannot be read without an engine",
-            hint="use envbuild build, or name a bootstrap base in the profile",
-        )
     groups = [(name, tuple(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overridden = {override.name for override in lock.overrides}
     own = [group for group in groups if group[0] in overridden]
     last = [group for group in groups if group[0] == PACKAGES]
     shared = [group for group in groups if group not in own and group not in last]
     layers = [
-        DescribedLayer("base", f"envbuild: {lock.suite}, {len(lock.base)} packages", BaseLayer(inputs.base)),
+        *_base(lock, inputs),
         *_apt(lock, inputs),
         _venv(lock, inputs),
         *(_wheels(lock, inputs, *group) for group in shared),
@@ -162,17 +167,38 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
         raise LockError(
             f"the lock needs {len(layers)} layers; an image can have at most {MAX_LAYERS}", hint="name fewer packages"
         )
-    return ImageDescription(lock.platform, tuple(layers), _settings(lock))
+    if inputs.on_image is None:
+        return ImageDescription(lock.platform, tuple(layers), _settings(lock, {}))
+    image, _ = inputs.on_image
+    base = image.config
+    settings = {
+        **{key: base.settings[key] for key in _FROM_BASE if key in base.settings},
+        **_settings(lock, base.environment),
+        "Labels": {**base.labels, LOCK_LABEL: lock.id},
+        "User": "0",
+        "WorkingDir": base.settings.get("WorkingDir", "/"),
+    }
+    return ImageDescription(lock.platform, tuple(layers), settings, image.history)
 
 
-def _settings(lock: Lock) -> dict[str, Any]:
-    variables = sorted({**ENVIRONMENT, **lock.environment}.items())
+def _settings(lock: Lock, base_environment: Mapping[str, str]) -> dict[str, Any]:
+    variables = sorted({**base_environment, **ENVIRONMENT, **lock.environment}.items())
     return {
         "Cmd": ["python"],
         "Env": [f"{key}={value}" for key, value in variables],
         "Labels": {LOCK_LABEL: lock.id},
         "WorkingDir": "/",
     }
+
+
+def _base(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+    if inputs.on_image is None:
+        return [DescribedLayer("base", f"envbuild: {lock.suite}, {len(lock.base)} packages", BaseLayer(inputs.base))]
+    image, _ = inputs.on_image
+    return [
+        DescribedLayer(f"base image, layer {number}", image.reference, image.recipe(layer), layer.media_type)
+        for number, layer in enumerate(image.layers, 1)
+    ]
 
 
 def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
@@ -184,7 +210,12 @@ def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
-    """The version of Python is the release in that of its Debian package: 3.11.2-6+deb12u9 is 3.11.2."""
+    """The version of Python is that of the base image; on Debian, the release in that of its package:
+    3.11.2-6+deb12u9 is 3.11.2."""
+    if inputs.on_image:
+        _, held = inputs.on_image
+        recipe = BaseImageVenvLayer(held.interpreter, held.executable, held.version, held.templates)
+        return DescribedLayer("virtual environment", f"envbuild: venv of Python {held.version}", recipe)
     name = f"python{lock.python}"
     version = next((deb.version for deb in (*lock.base, *lock.apt) if deb.name == name), "")
     if not version:
@@ -212,7 +243,9 @@ def _archive(lock: Lock, inputs: ImageInputs, archive: Archive) -> DescribedLaye
         raise LockError(f"{title} is not for CUDA {release}", hint="lock again: envbuild lock")
     file = inputs.archives.path(archive.sha256, archive.name)
     history = f"envbuild: archive {title} sha256:{archive.sha256} in {folder}"
-    return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, release))
+    real = inputs.on_image[1].folders[archive.name] if inputs.on_image else folder
+    moved = real if real != folder else ""
+    return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, release, moved))
 
 
 def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> DescribedLayer:
@@ -231,9 +264,27 @@ def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The links for an nvcc of wheels; an archive's are in its own layer."""
-    if lock.nvcc is None or not lock.nvcc.home.startswith(f"{VENV}/"):
+    """The links for an nvcc of wheels or of the base image; an archive's are in its own layer."""
+    if lock.nvcc is None:
         return []
+    if not lock.nvcc.home.startswith(f"{VENV}/"):
+        if inputs.on_image is None or any(archive.name == TOOLKIT for archive in lock.archives):
+            return []
+        return _nvcc_of_base(lock.nvcc, inputs.on_image[1])
     recipe = NvccLinksLayer(lock.python, _files(inputs, lock.wheels), lock.nvcc.home, lock.nvcc.release)
     history = f"envbuild: links of nvcc {lock.nvcc.release} in {lock.nvcc.home}"
     return [DescribedLayer("nvcc, of torch's CUDA", history, recipe)]
+
+
+def _nvcc_of_base(nvcc: Nvcc, held: BaseContents) -> list[DescribedLayer]:
+    if held.nvcc != nvcc.release:
+        raise BuildError(
+            f"{nvcc.home}/bin/nvcc of the base image is of CUDA {held.nvcc or 'unknown, or missing'}, torch of "
+            f"{nvcc.release}",
+            hint=f"name a devel image of CUDA {nvcc.release} as base",
+        )
+    recipe = BaseImageNvccLinksLayer(held.library_folder, held.libraries, held.lib64)
+    if not recipe.links():
+        return []
+    history = f"envbuild: links of nvcc {nvcc.release} in {nvcc.home}"
+    return [DescribedLayer("nvcc, of the base image", history, recipe)]

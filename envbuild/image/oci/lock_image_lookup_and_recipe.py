@@ -8,66 +8,87 @@ from pathlib import Path
 
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image import (
-    build_records_and_comparison,
-    buildkit_build_on_base_image,
+    build_records,
     debian_base_tar,
-    dockerfile_renderer,
 )
-from envbuild.image.build_records_and_comparison import CompiledRecord, Record
+from envbuild.image.build_records import CompiledRecord, Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import repository
+from envbuild.image.layers import base_image_contents, gzip_members, layer_writer, venv_skeleton
+from envbuild.image.layers.base_image_contents import BaseContents
 from envbuild.image.layers.wheel_layers import WheelOfLayer
-from envbuild.image.oci import image_description
+from envbuild.image.oci import base_image_download, image_description
+from envbuild.image.oci.base_image_download import BaseImage
 from envbuild.image.oci.image_description import ImageDescription, ImageInputs, OciImage
 from envbuild.lock.lock_file import Lock
-from envbuild.util import user_folders
+from envbuild.util import strict_and_canonical_json, user_folders
 from envbuild.util.errors import BuildError
+
+_BASE_IMAGE_VERSIONS = (
+    layer_writer.WRITER_VERSION,
+    venv_skeleton.VERSION,
+    base_image_contents.VERSION,
+    gzip_members.COMPRESSOR,
+)
 
 
 def describe_lock(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> ImageDescription:
-    """Describe the image of a lock from the files in the caches, of which none is read or made here. `compiled`: the
-    wheels of its extensions by name."""
+    """Describe the image of a lock from the files in the caches, of which none is made here, and only those of a base
+    image are read. `compiled`: the wheels of its extensions by name.
+
+    Raises what `image_of_lock` and `base_contents` raise, and BuildError if the base image is not in the cache.
+    """
     base, apt_base = (debian_base_tar.tar_file(lock, make=False, apt=apt) for apt in (False, True))
     wheels, archives = (Store(user_folders.cache_folder(kind, make=False)) for kind in ("wheels", "archives"))
-    return image_description.image_of_lock(lock, ImageInputs(base, apt_base, wheels, archives, compiled))
+    inputs = ImageInputs(base, apt_base, wheels, archives, compiled, _base_image(lock))
+    return image_description.image_of_lock(lock, inputs)
 
 
-def recipe_digest(lock: Lock, name: str, compiled: Iterable[CompiledRecord]) -> str:
-    """Return the sha256 of what determines the image of a lock. `name`: of the profile; `compiled`: the wheels of the
-    extensions."""
+def _base_image(lock: Lock) -> tuple[BaseImage, BaseContents] | None:
+    if lock.image is None:
+        return None
+    image = base_image_download.read_base_image(lock.image, lock.platform)
+    if image is None:
+        raise BuildError(f"the base image {lock.image} is not in the cache", hint="run the same command again")
+    blobs, environment = base_image_download.CachedBlobs(), image.config.environment
+    return image, base_image_contents.base_contents(blobs, image.layers, lock.python, environment)
+
+
+def recipe_digest(lock: Lock, compiled: Iterable[CompiledRecord]) -> str:
+    """Return the sha256 of what determines the image of a lock. `compiled`: the wheels of the extensions.
+
+    The layers of a base image need not be in the cache: the lock names it by digest.
+    """
     if lock.image:
-        return buildkit_build_on_base_image.buildkit_recipe(lock, dockerfile_renderer.render(lock, name))
-    return _written_recipe(lock, compiled)
-
-
-def _written_recipe(lock: Lock, compiled: Iterable[CompiledRecord]) -> str:
+        wheels = sorted((one.name, one.sha256) for one in compiled)
+        return strict_and_canonical_json.canonical_digest([_BASE_IMAGE_VERSIONS, lock.id, wheels])
     return describe_lock(lock, {one.name: WheelOfLayer(Path(one.file), one.sha256) for one in compiled}).recipe
 
 
-def matches(record: Record, lock: Lock, name: str) -> bool:
+def matches(record: Record, lock: Lock) -> bool:
     """Whether this envbuild would make the recorded image from the lock, with the wheels of the record."""
     if record.lock != lock.id or {one.name for one in record.extensions} != {one.name for one in lock.extensions}:
         return False
     try:
-        return record.recipe == recipe_digest(lock, name, record.extensions)
+        return record.recipe == recipe_digest(lock, record.extensions)
     except BuildError:  # the image of this lock cannot be described any more
         return False
 
 
-def matching_records(lock: Lock, name: str) -> list[Record]:
+def matching_records(lock: Lock) -> list[Record]:
     """Return the records of images that this envbuild makes from the lock, in any engine."""
-    return [record for record in build_records_and_comparison.all_records() if matches(record, lock, name)]
+    return [record for record in build_records.all_records() if matches(record, lock)]
 
 
-def existing_image(engine: Engine, lock: Lock, name: str) -> Image | None:
+def existing_image(engine: Engine, lock: Lock) -> Image | None:
     """Return the image of this lock, if the engine still has it."""
-    return next(_images(engine, matching_records(lock, name)), None)
+    return next(_images(engine, matching_records(lock)), None)
 
 
-def older_image(engine: Engine, lock: Lock, name: str) -> Image | None:
+def older_image(engine: Engine, lock: Lock) -> Image | None:
     """Return an image of this lock in the engine that an older envbuild built, in another way."""
-    records = (record for record in build_records_and_comparison.all_records() if record.lock == lock.id)
-    return next(_images(engine, (record for record in records if not matches(record, lock, name))), None)
+    records = (record for record in build_records.all_records() if record.lock == lock.id)
+    return next(_images(engine, (record for record in records if not matches(record, lock))), None)
 
 
 def _images(engine: Engine, records: Iterable[Record]) -> Iterator[Image]:
@@ -86,15 +107,8 @@ def layers_tag(lock: Lock, name: str) -> str:
 def written_record(lock: Lock, image: OciImage, handle: str, compiled: Sequence[CompiledRecord]) -> Record:
     """Return the record of an image whose layers envbuild wrote. `handle`: its id in the engine."""
     layers = tuple(layer.diff_id for layer in image.layers)
-    recipe, digest = _written_recipe(lock, compiled), image.manifest.digest
+    recipe, digest = recipe_digest(lock, compiled), image.manifest.digest
     return Record(image.id, handle, lock.id, recipe, layers, builder(), tuple(compiled), digest)
-
-
-def built_record(engine: Engine, lock: Lock, name: str, image: Image, compiled: Iterable[CompiledRecord]) -> Record:
-    """Return the record of an image that the engine built on a base image."""
-    by = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
-    recipe = recipe_digest(lock, name, ())
-    return Record(image.id, image.handle, lock.id, recipe, image.layers, by, tuple(compiled))
 
 
 def builder() -> str:

@@ -15,7 +15,7 @@ from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.facts import fact_file_reader
 from envbuild.fetch.archive_spec import Archive
-from envbuild.image.build_records_and_comparison import CompiledRecord
+from envbuild.image.build_records import CompiledRecord
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.wheel_file_hashes_and_contents import roots

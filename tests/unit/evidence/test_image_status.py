@@ -14,8 +14,8 @@ from envbuild.cli import status as command
 from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs_and_image_states
 from envbuild.evidence.image_status import Status
 from envbuild.evidence.run_record_schema import RunRecord, validate_record
-from envbuild.image import build_records_and_comparison
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.layers import wheel_layers
 from envbuild.image.oci import lock_image_lookup_and_recipe
@@ -65,7 +65,7 @@ class World:
     def built(self, image: Image, lock: Lock | None = None) -> Image:
         made = lock or self.lock
         recipe = lock_image_lookup_and_recipe.recipe_digest(made, "sample", ())
-        build_records_and_comparison.write(Record(image.id, image.handle, made.id, recipe, image.layers, "envbuild"))
+        build_records.write(Record(image.id, image.handle, made.id, recipe, image.layers, "envbuild"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle
         return image
@@ -483,7 +483,7 @@ def test_the_page_of_show_says_the_same_as_status(world: World, monkeypatch: pyt
     def compare(lock: Lock | None = world.lock) -> None:
         engine = cast(Engine, world.engine)
         status = image_status.status_of(engine, world.loaded, lock, world.stale)
-        built = list(build_records_and_comparison.all_records())
+        built = list(build_records.all_records())
         proofs = profile_proofs_and_image_states.on_disk("sample", world.loaded.profile, lock, built)
         images = tuple(dict.fromkeys(record.image for record in built))
         page = profile_page_contents.page_status(world.loaded, plan, lock, PageEvidence(proofs, images, ()))

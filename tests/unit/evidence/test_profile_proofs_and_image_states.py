@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
-from envbuild.image import build_records_and_comparison
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -30,7 +30,7 @@ class World:
 
     def built(self, handle: str = "1", lock: str | None = None) -> str:
         image = image_of(handle)
-        build_records_and_comparison.write(
+        build_records.write(
             Record(image.id, image.handle, lock or self.lock.id, f"recipe{handle}", image.layers, "docker")
         )
         return handle
@@ -48,7 +48,7 @@ class World:
         return profile_proofs_and_image_states.proof_sentence(
             "sample",
             profile_proofs_and_image_states.on_disk(
-                "sample", self.loaded.profile, self.lock, build_records_and_comparison.all_records()
+                "sample", self.loaded.profile, self.lock, build_records.all_records()
             ),
         )
 

@@ -14,7 +14,7 @@ from envbuild.cli import prune as command
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.archive_spec import COMPAT, Archive
 from envbuild.image import (
-    build_records_and_comparison,
+    build_records,
     debian_base_tar,
     extension_wheel_build,
     image_and_cache_pruning,
@@ -73,8 +73,8 @@ def old(engine: FakeEngine, *locks: Lock) -> list[str]:
 
 
 def record(handle: str) -> None:
-    made = build_records_and_comparison.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
-    build_records_and_comparison.write(made)
+    made = build_records.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
+    build_records.write(made)
 
 
 def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:

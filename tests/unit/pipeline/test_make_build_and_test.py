@@ -20,7 +20,7 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import (
-    build_records_and_comparison,
+    build_records,
     buildkit_build_on_base_image,
     buildx,
     lock_paths_of_built_images,
@@ -182,7 +182,7 @@ def test_an_image_is_audited_before_it_gets_its_tag(
     stay."""
     context, done = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("a", "warn", "m", "r")))
-    monkeypatch.setattr(build_records_and_comparison, "write", lambda record: done.append("record"))
+    monkeypatch.setattr(build_records, "write", lambda record: done.append("record"))
     plan = plan_of(project, PROFILE)
     lock_file.write(whole_lock(plan), SOURCE.known_lock, "sample")
     built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch"))
@@ -241,15 +241,15 @@ def test_a_discarded_image_leaves_no_record(
     record = lock_image_lookup_and_recipe.written_record(locked, written(), image.handle, ())
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
     monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda record, lock, name: record.lock == lock.id)
-    build_records_and_comparison.write(earlier)
+    build_records.write(earlier)
     if stays == "recorded before":
-        build_records_and_comparison.write(dataclasses.replace(record, builder="another engine"))
+        build_records.write(dataclasses.replace(record, builder="another engine"))
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     found = image if stays == "a container's" else None
     monkeypatch.setattr(StepContext.engine, "find", lambda handle: found, raising=False)
     built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked, "FROM scratch"))
     image_steps.discard_build(context, MakeResult("sample", lock=locked, new_build_records=built.new_build_records))
-    assert {one.image for one in build_records_and_comparison.all_records()} == {
+    assert {one.image for one in build_records.all_records()} == {
         earlier.image,
         *([record.image] if stays else []),
     }
@@ -260,7 +260,7 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
 ) -> None:
     profile = {**PROFILE, "base": {"image": f"a.example/b@sha256:{'a' * 64}"}, "apt": []}
     monkeypatch.setattr(buildkit_build_on_base_image, "build_on_image", lambda *_, **__: image_of("built"))
-    monkeypatch.setattr(build_records_and_comparison, "difference_message", lambda *_: "not reproducible")
+    monkeypatch.setattr(build_records, "difference_message", lambda *_: "not reproducible")
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     loaded, progress = profile_of(project, profile), MagicMock()
     locked = lock_for(plan_of(project, profile))

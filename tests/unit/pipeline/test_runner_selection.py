@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from envbuild.image import build_records_and_comparison, registry_push
+from envbuild.image import build_records, registry_push
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
@@ -182,7 +182,7 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
     loaded = profile_of(project, {**PROFILE, "gpus": ["a100"], "torch": "2.11.0"})
     known = lock_for(plan_resolver.resolve(loaded)), image_of()
     monkeypatch.setattr(make_build_and_test, "_locked_and_image", lambda *_: known)
-    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
+    monkeypatch.setattr(build_records, "all_records", lambda *_: [object()])
     monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda *_: True)
     monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
     monkeypatch.setattr(make_build_and_test, "select_runner", select)
@@ -288,7 +288,7 @@ def test_a_refusal_comes_before_the_push(
     loaded = profile_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(loaded)), list[object]()
     monkeypatch.setattr(make_build_and_test, "existing", lambda *_: (locked, image_of()))
-    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
+    monkeypatch.setattr(build_records, "all_records", lambda *_: [object()])
     monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda *_: True)
     monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())

@@ -11,8 +11,8 @@ from typing import Any
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import record_digest
 from envbuild.evidence.run_record_schema import RunRecord
-from envbuild.image import build_records_and_comparison
-from envbuild.image.build_records_and_comparison import Record
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -130,7 +130,7 @@ def record(
 def build(loaded: LoadedProfile, locked: Lock) -> None:
     """Write a build record as if the image of the lock had been built."""
     image = image_of(loaded.name)
-    build_records_and_comparison.write(
+    build_records.write(
         Record(image.id, image.handle, locked.id, f"recipe-{loaded.name}", image.layers, "docker")
     )
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from envbuild.image import build_records_and_comparison, dockerfile_renderer
-from envbuild.image.build_records_and_comparison import CompiledRecord, Record
+from envbuild.image import build_records, dockerfile_renderer
+from envbuild.image.build_records import CompiledRecord, Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.layers import wheel_layers
 from envbuild.image.oci import lock_image_lookup_and_recipe
@@ -34,7 +34,7 @@ def engine(*images: Image) -> Engine:
 def record(lock: Lock, image: Image, *wheels: CompiledRecord, recipe: str = "") -> Record:
     made = recipe or lock_image_lookup_and_recipe.recipe_digest(lock, "sample", wheels)
     found = Record(image.id, image.handle, lock.id, made, image.layers, "envbuild", wheels)
-    build_records_and_comparison.write(found)
+    build_records.write(found)
     return found
 
 
@@ -50,8 +50,8 @@ def test_an_image_is_found_by_its_record(locked: Lock) -> None:
     assert lock_image_lookup_and_recipe.older_image(engine(image), locked, "sample") is None
     another = dataclasses.replace(locked, environment={"A": "another lock"})
     assert lock_image_lookup_and_recipe.matching_records(another, "sample") == []
-    assert list(build_records_and_comparison.all_records(image.id)) == [made]
-    assert list(build_records_and_comparison.all_records(image_of("other").id)) == []
+    assert list(build_records.all_records(image.id)) == [made]
+    assert list(build_records.all_records(image_of("other").id)) == []
 
 
 def test_an_image_that_is_made_in_another_way_today_is_older(locked: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +114,14 @@ def test_a_damaged_record_is_ignored(locked: Lock, content: str) -> None:
     (file,) = user_folders.state_folder("builds").iterdir()
     file.write_text(content, encoding="utf-8")
     assert lock_image_lookup_and_recipe.matching_records(locked, "sample") == []
-    assert list(build_records_and_comparison.all_records()) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_a_build_record_with_unknown_keys_is_ignored(locked: Lock) -> None:
     record(locked, image_of())
     (file,) = user_folders.state_folder("builds").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
-    assert list(build_records_and_comparison.all_records()) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_a_record_of_an_older_envbuild_is_read(locked: Lock) -> None:
@@ -131,7 +131,7 @@ def test_a_record_of_an_older_envbuild_is_read(locked: Lock) -> None:
     data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     del data["digest"]
     file.write_text(json.dumps(data), encoding="utf-8")
-    (found,) = build_records_and_comparison.all_records()
+    (found,) = build_records.all_records()
     assert (found.recipe, found.digest) == ("older", None)
 
 
@@ -173,9 +173,9 @@ SAME_WHEEL = NOW.extensions[0]
     ],
 )
 def test_the_difference_from_the_earlier_image_is_reported(before: list[Record], message: str) -> None:
-    assert message in str(build_records_and_comparison.difference_message(before, NOW, ["venv", "torch", "packages"]))
+    assert message in str(build_records.difference_message(before, NOW, ["venv", "torch", "packages"]))
 
 
 def test_the_same_image_is_not_reported() -> None:
-    assert build_records_and_comparison.difference_message([], NOW, []) is None
-    assert build_records_and_comparison.difference_message([NOW, NOW], NOW, []) is None
+    assert build_records.difference_message([], NOW, []) is None
+    assert build_records.difference_message([NOW, NOW], NOW, []) is None

@@ -1,0 +1,232 @@
+"""What envbuild has to know of a base image, read from its layers: its Python, and its CUDA toolkit.
+
+Reading the layers of a large image takes a minute, so the result is kept in the cache, with a hash of itself.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT
+from envbuild.image.layers.archive_layers import NVCC_RELEASE
+from envbuild.image.layers.file_tree_of_layers import FileTree, LayerChange, TreeFile
+from envbuild.registry import image_content_reader
+from envbuild.registry.oci_types import BlobSource
+from envbuild.resolve.plan_resolver import VENV
+from envbuild.util import atomic_files, strict_and_canonical_json, user_folders
+from envbuild.util.errors import BuildError
+
+VERSION = 1
+"""Increment it with every change that may give other contents for the same layers."""
+_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of a container without PATH
+_LARGEST_TEMPLATE = 1 << 20  # bytes
+_OVERLAP = 256  # bytes, more than a searched text has
+_HOME = FOLDERS[TOOLKIT]
+
+
+@dataclass(frozen=True)
+class BaseLayerRef:
+    """A layer of a base image. `digest`, `size`: of its blob; `diff_id`: of the tar in it; `media_type`: as in a
+    manifest of OCI."""
+
+    digest: str
+    size: int
+    diff_id: str
+    media_type: str
+
+
+@dataclass(frozen=True)
+class BaseContents:
+    """`interpreter`: the path of Python by the image's PATH; `executable`: the path behind all links; `version`: such
+    as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the CUDA release of the toolkit's nvcc,
+    empty if there is none; `libraries`: the names in the folder `library_folder`, the toolkit's lib64 behind all
+    links; `lib64`: the path of that link if it is missing, or empty. `folders`: the folder of each kind of archive,
+    where the image's symbolic links lead from it."""
+
+    interpreter: str
+    executable: str
+    version: str
+    templates: dict[str, str]
+    nvcc: str
+    library_folder: str
+    libraries: tuple[str, ...]
+    lib64: str
+    folders: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _CachedContents:
+    contents: BaseContents
+    check: str
+
+
+def base_contents(
+    place: BlobSource, layers: Sequence[BaseLayerRef], python: str, environment: Mapping[str, str]
+) -> BaseContents:
+    """Read the layers of a base image, unless the contents are known. `python`: such as "3.11"; `environment`: the
+    image's variables.
+
+    Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv; Refusal
+    for an invalid layer.
+    """
+    search = environment.get("PATH") or _SEARCH_PATH
+    key = strict_and_canonical_json.canonical_digest([VERSION, [layer.diff_id for layer in layers], python, search])
+    file = user_folders.cache_folder("image-contents", make=False) / f"{key}.json"
+    known = sha256_file_store.noted(file, _CachedContents)
+    if known and known.check == _check(key, known.contents):
+        return known.contents
+    contents = _contents(_read_tree(place, layers, python), python, search)
+    atomic_files.write_atomically(
+        file, strict_and_canonical_json.encode({"contents": asdict(contents), "check": _check(key, contents)})
+    )
+    return contents
+
+
+def _check(key: str, contents: BaseContents) -> str:
+    return strict_and_canonical_json.canonical_digest([key, asdict(contents)])
+
+
+def _read_tree(place: BlobSource, layers: Sequence[BaseLayerRef], python: str) -> FileTree:
+    tree = FileTree()
+    note = _noter(python)
+    for layer in layers:
+        changes = []
+        for member, archive in image_content_reader.entries(place, layer.digest, layer.diff_id):
+            changes.append(_change(member, archive, note))
+        tree.add_layer(changes)
+    return tree
+
+
+def _change(
+    member: tarfile.TarInfo, archive: tarfile.TarFile, note: Callable[[str, Iterator[bytes]], str]
+) -> LayerChange:
+    if member.isdir():
+        return LayerChange(member.name)
+    if member.islnk():
+        return LayerChange(member.name, same_as=member.linkname)
+    if member.issym():
+        return LayerChange(member.name, TreeFile(target=member.linkname))
+    return LayerChange(member.name, TreeFile(note=note(member.name, image_content_reader.content(member, archive))))
+
+
+def _noter(python: str) -> Callable[[str, Iterator[bytes]], str]:
+    """Return a function that reads those files whose content is needed. It returns the version of a Python, the release
+    of an nvcc, or the text of a template."""
+    minor = re.escape(python)
+    has_version = re.compile(rf"(?:.*/)?(?:python{minor}|libpython{minor}[a-z]*\.so[.\d]*)")
+    template = re.compile(rf"(?:.*/)?lib/python{minor}/venv/scripts/(?:common|posix)/[^/]+")
+    # Py_GetVersion begins with the macro PY_VERSION, a string of its own in the file.
+    version = re.compile(rb"(?<![\w.])(" + minor.encode() + rb"\.\d+)[a-z0-9+]*\0")
+
+    def note(path: str, blocks: Iterator[bytes]) -> str:
+        if has_version.fullmatch(path):
+            return _search(version, blocks)
+        if path.endswith("/bin/nvcc"):
+            return _search(NVCC_RELEASE, blocks)
+        return _text(blocks) if template.fullmatch(path) else ""
+
+    return note
+
+
+def _search(pattern: re.Pattern[bytes], blocks: Iterator[bytes]) -> str:
+    """Return the first group of the first match in the content, or an empty text."""
+    tail = b""
+    for block in blocks:
+        if found := pattern.search(tail + block):
+            return found[1].decode()
+        tail = block[-_OVERLAP:]
+    return ""
+
+
+def _text(blocks: Iterator[bytes]) -> str:
+    raw = b""
+    for block in blocks:
+        raw += block
+        if len(raw) > _LARGEST_TEMPLATE:
+            return ""
+    return raw.decode("utf-8", "replace")
+
+
+def _contents(tree: FileTree, python: str, search: str) -> BaseContents:
+    _require_free_venv(tree)
+    interpreter, executable = _interpreter(tree, python, search)
+    prefix = str(Path(executable).parent.parent)
+    home = prefix.rstrip("/")
+    scripts = [f"{home}/lib/python{python}/venv/scripts/{kind}" for kind in ("common", "posix")]
+    templates = {
+        name: file.note for folder in scripts for name, file in tree.folder(folder) if isinstance(file, TreeFile)
+    }
+    if not any(templates.values()):
+        raise BuildError(
+            f"the base image has no module venv for {interpreter}",
+            hint="install it in the base image; Debian has it in python3-venv",
+        )
+    version = _version(tree, executable, home, python)
+    folders = {kind: _real_path(tree, folder) for kind, folder in FOLDERS.items()}
+    return BaseContents(interpreter, executable, version, templates, *_toolkit(tree), folders)
+
+
+def _real_path(tree: FileTree, path: str) -> str:
+    """Return where the links lead from a path, which may be missing."""
+    found = tree.resolve(path)
+    if found:
+        return found[0]
+    parent, _, name = path.rpartition("/")
+    return f"{_real_path(tree, parent)}/{name}" if parent else path
+
+
+def _require_free_venv(tree: FileTree) -> None:
+    parent, _, name = VENV.rpartition("/")
+    there = tree.resolve(parent)
+    if there and (there[0] != parent or not isinstance(there[1], dict)):
+        raise BuildError(f"{parent} of the base image is not a folder", hint="name a base image with a plain /opt")
+    if any(found == name for found, _ in tree.folder(parent)):
+        raise BuildError(
+            f"the base image has {VENV} already, where envbuild installs", hint="name a base image without it"
+        )
+
+
+def _interpreter(tree: FileTree, python: str, search: str) -> tuple[str, str]:
+    """Return the first python3.N of the search path, and the file behind its links."""
+    for folder in search.split(":"):
+        path = f"{folder}/python{python}"
+        found = tree.resolve(path) if folder.startswith("/") else None
+        if found and isinstance(found[1], TreeFile):
+            return path, found[0]
+    raise BuildError(
+        f"the base image has no python{python} in {search}",
+        hint=f"name a base image with Python {python}, or another python: in the profile",
+    )
+
+
+def _version(tree: FileTree, executable: str, home: str, python: str) -> str:
+    """Return the version in the interpreter, or in its library, if it is linked to one."""
+    folders = [f"{home}/lib", f"{home}/lib/x86_64-linux-gnu", f"{home}/lib64"]
+    names = ((folder, name) for folder in folders for name, _ in tree.folder(folder))
+    libraries = [f"{folder}/{name}" for folder, name in names if name.startswith(f"libpython{python}")]
+    found = [tree.resolve(path) for path in (executable, *libraries)]
+    notes = [one[1].note for one in found if one and isinstance(one[1], TreeFile)]
+    version = next(filter(None, notes), "")
+    if not version:
+        raise BuildError(
+            f"the version of {executable} in the base image cannot be read from the file or its library",
+            hint="name a base image with CPython",
+        )
+    return version
+
+
+def _toolkit(tree: FileTree) -> tuple[str, str, tuple[str, ...], str]:
+    """Return nvcc's release, the folder of the libraries and what is in it, and the path of a missing lib64."""
+    nvcc = tree.resolve(f"{_HOME}/bin/nvcc")
+    if nvcc is None or not isinstance(nvcc[1], TreeFile):
+        return "", "", (), ""
+    home, lib64 = tree.resolve(_HOME), tree.resolve(f"{_HOME}/lib64")
+    folder = lib64 or tree.resolve(f"{_HOME}/lib")
+    if folder is None or home is None or not isinstance(folder[1], dict):
+        return nvcc[1].note, "", (), ""
+    return nvcc[1].note, folder[0], tuple(sorted(folder[1])), "" if lib64 else f"{home[0]}/lib64"

@@ -1,0 +1,203 @@
+"""Downloads a base image from its registry into the cache, without an engine, and reads it from there.
+
+Manifest, configuration and layers are files named by their sha256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild.image.layers.base_and_empty_venv_layers import file_blocks
+from envbuild.image.layers.base_image_contents import BaseLayerRef
+from envbuild.image.layers.base_image_layers import BaseBlobLayer
+from envbuild.registry import image_content_reader, oci_types
+from envbuild.registry.image_content_reader import CONFIG_BYTES, Config
+from envbuild.registry.oci_types import Manifest, Reference
+from envbuild.registry.registry_client import Repository
+from envbuild.util import temporary_files, user_folders
+from envbuild.util.errors import BuildError, NetworkError, some
+from envbuild.util.untrusted_input_errors import Malformed
+
+_OCI, _DOCKER = "application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"
+LAYER_TYPES = {
+    **{f"{_OCI}{form}": f"{_OCI}{form}" for form in ("", "+gzip", "+zstd")},
+    **{f"{_DOCKER}{form}": f"{_OCI}{form.replace('.', '+')}" for form in ("", ".gzip", ".zstd")},
+}
+"""Type of a layer in a manifest of OCI or Docker -> type in a manifest of OCI."""
+_SHOWN = ("created", "created_by", "author", "comment", "empty_layer")  # of an entry of the history
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: of its configuration; each layer has
+    one entry that is not marked as empty."""
+
+    reference: str
+    manifest: str
+    layers: tuple[BaseLayerRef, ...]
+    config: Config
+    history: tuple[Mapping[str, Any], ...]
+
+    def recipe(self, layer: BaseLayerRef) -> BaseBlobLayer:
+        return BaseBlobLayer(_file(layer.digest), layer.digest, layer.diff_id)
+
+
+class CachedBlobs:
+    """The blobs of base images in the cache. Their digests are checked by what reads them."""
+
+    def blocks(self, digest: str) -> Iterator[bytes]:
+        return file_blocks(_file(digest))
+
+
+def _file(digest: str) -> Path:
+    return user_folders.cache_folder("images", make=False) / digest.removeprefix("sha256:")
+
+
+def cached_files(reference: str, platform: str) -> set[str]:
+    """Return the names of the files that a base image has in the cache, or can have."""
+    named, image = Reference.parse(reference).digest, None
+    with contextlib.suppress(BuildError, Malformed):
+        image = read_base_image(reference, platform)
+    digests = [*(layer.digest for layer in image.layers), image.config.id, image.manifest] if image else []
+    return {_file(digest).name for digest in (*digests, named) if digest}
+
+
+def missing_bytes(reference: str, platform: str) -> int | None:
+    """Return the bytes of the layers that the cache lacks; None if the image's manifest is not in the cache."""
+    image = read_base_image(reference, platform)
+    return sum(layer.size for layer in image.layers if not _file(layer.digest).is_file()) if image else None
+
+
+def download_base_image(reference: str, platform: str, show: Callable[[str, int], None]) -> BaseImage:
+    """Download what the cache lacks of a base image, and return it. `show` gets a name and a number of bytes.
+
+    Raises NetworkError if the registry does not serve it, Refusal if it serves something else, BuildError if the image
+    is not of the platform or has a layer of an unknown type.
+    """
+    place = Repository(Reference.parse(reference))
+    try:
+        manifest = _image_manifest(reference, platform, lambda digest: _downloaded_manifest(place, digest))
+        if not _file(manifest.config).is_file():
+            _write(manifest.config, iter([place.blob(manifest.config, CONFIG_BYTES)]))
+        image = _parsed(reference, platform, manifest)
+        for number, layer in enumerate(image.layers, 1):
+            if not _file(layer.digest).is_file():
+                title = f"layer {number} of {len(image.layers)} of the base image"
+                _write(layer.digest, place.blocks(layer.digest), functools.partial(show, title))
+    except NetworkError as error:
+        host = place.reference.host
+        raise NetworkError(
+            f"the base image {reference} cannot be fetched from its registry",
+            hint=f"{error.message}\nif it is private: docker login {host}; put its CA into /etc/docker/certs.d/{host}",
+        ) from error
+    return image
+
+
+def read_base_image(reference: str, platform: str) -> BaseImage | None:
+    """Return a base image by its files in the cache; None if its manifest or its configuration is missing there. Its
+    layers may be missing. Raises what `download_base_image` raises, except NetworkError."""
+    try:
+        return _parsed(reference, platform, _image_manifest(reference, platform, _cached_manifest))
+    except FileNotFoundError:
+        return None
+
+
+def _image_manifest(reference: str, platform: str, read: Callable[[str], Manifest]) -> Manifest:
+    """Return the manifest of the image; of an index, the one of the platform."""
+    digest = Reference.parse(reference).digest
+    assert digest  # a lock names its base image by digest
+    found = read(digest)
+    if not found.is_index:
+        return found
+    images = [item for item in oci_types.descriptors(found.document, "manifests") if _is_of(item, platform)]
+    if len(images) != 1:
+        raise BuildError(
+            f"the base image {reference} has {some(len(images), 'image')} for {platform}",
+            hint="name the digest of one image: docker buildx imagetools inspect shows them",
+        )
+    return read(oci_types.digest_in(images[0]))
+
+
+def _is_of(item: Mapping[str, Any], platform: str) -> bool:
+    named = item.get("platform")
+    return (
+        isinstance(named, dict)
+        and f"{named.get('os')}/{named.get('architecture')}" == platform
+        and not named.get("variant")
+    )
+
+
+def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
+    if not _file(digest).is_file():
+        found = place.manifest(digest)
+        if found is None:
+            raise NetworkError(f"{place.reference.repository} has no manifest {digest}")
+        _write(digest, iter([found.raw]))
+    return _cached_manifest(digest)
+
+
+def _cached_manifest(digest: str) -> Manifest:
+    """Raises FileNotFoundError, also after removing a file that was damaged."""
+    raw = _intact(digest)
+    document = oci_types.parse_document(raw, "the manifest", oci_types.MAX_MANIFEST)
+    return Manifest(raw, oci_types.INDEX if "manifests" in document else oci_types.MANIFEST)
+
+
+def _intact(digest: str) -> bytes:
+    raw = _file(digest).read_bytes()
+    if oci_types.digest_of(raw) != digest:
+        _file(digest).unlink()
+        raise FileNotFoundError(digest)
+    return raw
+
+
+def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
+    raw = _intact(manifest.config)
+    config = image_content_reader.parse_config(manifest.config, raw)
+    document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
+    if f"{document.get('os')}/{document.get('architecture')}" != platform:
+        raise BuildError(
+            f"the base image {reference} is not of {platform}", hint="name the digest of an image of this platform"
+        )
+    if len(config.layers) != len(manifest.layers):
+        raise Malformed("the base image's manifest and its configuration name different layers")
+    layers = tuple(_layer(item, diff_id) for item, diff_id in zip(manifest.layers, config.layers, strict=True))
+    return BaseImage(
+        reference, manifest.digest, layers, config, _history(document.get("history"), len(layers), reference)
+    )
+
+
+def _layer(item: Mapping[str, Any], diff_id: str) -> BaseLayerRef:
+    media_type, size = LAYER_TYPES.get(str(item.get("mediaType"))), item.get("size")
+    if media_type is None or not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise BuildError(
+            f"the base image has a layer of the type {str(item.get('mediaType'))[:100]!r}, which is not supported",
+            hint="name a base image with tar, gzip or zstd layers",
+        )
+    if not oci_types.DIGEST.fullmatch(diff_id):
+        raise Malformed("the base image's configuration has an invalid diff id")
+    return BaseLayerRef(oci_types.digest_in(item), size, diff_id, media_type)
+
+
+def _history(found: Any, layers: int, reference: str) -> tuple[Mapping[str, Any], ...]:
+    entries = found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else []
+    if sum(not item.get("empty_layer") for item in entries) != layers:
+        return tuple({"created_by": reference} for _ in range(layers))
+    return tuple({key: item[key] for key in _SHOWN if key in item} for item in entries)
+
+
+def _write(digest: str, blocks: Iterator[bytes], came: Callable[[int], None] = lambda count: None) -> None:
+    file = _file(digest)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_files.file(file.parent) as (stream, made):
+        for block in blocks:
+            stream.write(block)
+            came(len(block))
+        stream.flush()
+        made.chmod(0o644)
+        made.replace(file)
