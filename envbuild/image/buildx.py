@@ -43,12 +43,11 @@ class BuildOrder:
     on_line: Callable[[str], None]
 
 
-def build(order: BuildOrder, options: Sequence[str], ready: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Build in the profile's context; return BuildKit's metadata. `ready` is called just before the build, when no
-    other process builds on this base, and may raise, for example if another build has filled the disk in the meantime.
+def build(order: BuildOrder, options: Sequence[str]) -> dict[str, Any]:
+    """Build in the profile's context; return BuildKit's metadata.
 
     Only one process at a time builds on a base in an engine: two builds that create the same new layers at the same
-    time may get different digests for them, and so another image id (docs/decisions/0013-several-profiles.md).
+    time may get different digests for them (docs/decisions/0013-several-profiles.md).
 
     Raises Failed if a step fails, HashMismatch if a stored file changed, NetworkError if the base image cannot be
     fetched, and DiskError.
@@ -58,7 +57,6 @@ def build(order: BuildOrder, options: Sequence[str], ready: Callable[[], None] =
         process_locks.exclusive(_turn(engine, lock), "builds on the same base", order.say),
         temporary_files.folder("build") as folder,
     ):
-        ready()
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(order.text, encoding="utf-8")
         done = run(

@@ -24,7 +24,6 @@ from envbuild.facts import database
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_file_lists_and_clashes import Listing
-from envbuild.image import build_context_folders
 from envbuild.lock import lock_creation_and_update, lock_file, wheel_conflicts, wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
@@ -147,7 +146,7 @@ def test_a_lock_that_was_edited_by_hand_makes_no_image(project: Path, tmp_path: 
     evil = write_wheel(tmp_path, "evil", "1.0", files={FUNCTIONAL: WRONG})
     made = locked(project, stored(torch_wheel(tmp_path), evil))
     with pytest.raises(LockError) as caught:
-        build_context_folders.fill_context(made, "sample", {})
+        build_downloads.fetch_image_parts(plan(project), made, cast(Progress, Silent()))
     assert f"both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
 
 
@@ -379,7 +378,7 @@ def test_a_pth_file_in_dist_packages_makes_no_image(project: Path, tmp_path: Pat
     files = {"evil-1.0.data/data/lib/python3/dist-packages/evil.pth": b"import evil\n"}
     made = locked(project, stored(write_wheel(tmp_path, "evil", "1.0", files=files)))
     with pytest.raises(LockError, match="refused packages"):
-        build_context_folders.fill_context(made, "sample", {})
+        build_downloads.fetch_image_parts(plan(project), made, cast(Progress, Silent()))
 
 
 @pytest.mark.legitimate("a package", "installs data files by .data/data, also in dist-packages", "accepted")

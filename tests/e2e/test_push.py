@@ -53,7 +53,7 @@ def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:
     assert {**done.document, "evidence": []} == {
         "reference": f"{site.place}:verified", "state": "verified", "digest": site.digest, "image": site.proved.id,
         "profile": site.proved.name, "lock": locked.id, "level": "quick", "gpus": ["cpu"], "evidence": [], "base": None,
-        "changed_settings": {}, "unconfined": [], "environment": None, "reordered_layers": [], "reasons": [],
+        "changed_settings": {}, "unconfined": [], "environment": None, "reasons": [],
     }  # fmt: skip
     assert handle(f"{site.place}:verified") is None
 

@@ -186,7 +186,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     monkeypatch.setattr(build_records, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
-        monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: [record])
+        monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock: [record])
         monkeypatch.setattr(push_save_and_load, "_upload_layers", engine.upload)
         monkeypatch.setattr(layer_steps, "describe_image", lambda *_: StepResult(PlainDescription(config)))
         monkeypatch.setattr(StepContext, "engine", engine)

@@ -128,7 +128,6 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
         "changed_settings": {},
         "unconfined": [],
         "environment": None,
-        "reordered_layers": [],
         "reasons": [],
     }
     plain = envbuild("verify", f"{pushed.registry.host}/team/sample@{oci_types.digest_of(raw)}", "--key", "team.pub")

@@ -64,7 +64,7 @@ class World:
 
     def built(self, image: Image, lock: Lock | None = None) -> Image:
         made = lock or self.lock
-        recipe = lock_image_lookup_and_recipe.recipe_digest(made, "sample", ())
+        recipe = lock_image_lookup_and_recipe.recipe_digest(made, ())
         build_records.write(Record(image.id, image.handle, made.id, recipe, image.layers, "envbuild"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle

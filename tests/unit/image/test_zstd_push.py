@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import io
 import json
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import zstandard
 
 from envbuild.image import registry_push, zstd_push
-from envbuild.image.docker_engine import Image
+from envbuild.image.oci import layer_blobs
+from envbuild.image.oci.image_description import OciImage
 from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.util.errors import DiskError, EngineError, NetworkError
+from envbuild.util.errors import BuildError, DiskError, HashMismatch, NetworkError
+from unit.image.oci.layered_samples import SampleRecipe, described
 from unit.registries import Registry, docker_login, serving
-from unit.site import Engine, Site, config_of, new_key, proved
+from unit.site import Site, new_key, proved
 from unit.support import envbuild
 
 LARGE = bytes(range(251)) * 20_000
@@ -52,40 +50,24 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     assert list(folder.iterdir()) == []
 
 
-@dataclasses.dataclass
-class Saving(Engine):
-    """Saves these files, whatever the image is."""
-
-    files: tuple[bytes, ...] = ()
-    ends: int | None = None  # where its archive ends, too early
-
-    def saved(self, image: Image) -> tarfile.TarFile:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for number, raw in enumerate(self.files):
-                member = tarfile.TarInfo(f"blobs/{number}")
-                member.size = len(raw)
-                archive.addfile(member, io.BytesIO(raw))
-        return tarfile.open(fileobj=io.BytesIO(buffer.getvalue()[: self.ends]), mode="r|")
-
-
-def saving(registry: Registry, *layers: bytes, files: tuple[bytes, ...] | None = None) -> Saving:
-    """Return an engine with an image of these layers; `files`: what it saves instead of them, after the
-    configuration."""
-    digests = tuple(map(oci_types.digest_of, layers))
-    config = config_of(list(digests), {})
-    image = Image(oci_types.digest_of(config), "handle", digests, {}, {}, 1)
-    kept = (*(layers if files is None else files), config, b"[]", b"")
-    return Saving(registry, image, config, files=kept)
-
-
 def place(registry: Registry) -> Repository:
     return Repository(Reference.parse(f"{registry.host}/team/sample"))
 
 
-def push(engine: Saving) -> bool:
+def image(*contents: bytes) -> OciImage:
+    """Return an image with a layer for each of these files."""
+    recipes = (SampleRecipe(f"file-{number}", content) for number, content in enumerate(contents))
+    return layer_blobs.learn_layers(described(*recipes), lambda line: None)
+
+
+def push(registry: Registry, one: OciImage) -> bool:
     """Push, and return whether the image was in the registry already."""
-    return registry_push.push_from_engine(engine, place(engine.registry), engine.image, lambda line: None, zstd=True)[1]  # type: ignore[arg-type]
+    there = place(registry)
+
+    def send(tag: str) -> None:
+        zstd_push.push_layers(there, one, tag, lambda line: None)
+
+    return registry_push.push_once(there, one.id, send)[1]
 
 
 def manifest(registry: Registry) -> dict[str, Any]:
@@ -97,6 +79,12 @@ def manifest(registry: Registry) -> dict[str, Any]:
 def unpacked(registry: Registry) -> list[bytes]:
     blobs = [registry.blobs[layer["digest"]] for layer in manifest(registry)["layers"]]
     return [zstandard.ZstdDecompressor().decompressobj().decompress(blob) for blob in blobs]
+
+
+def tars(one: OciImage) -> list[bytes]:
+    """Return the layers of an image, not compressed."""
+    pairs = zip(one.described, one.layers, strict=True)
+    return [b"".join(layer_blobs.blob_blocks(known.recipe, layer.diff_id, plain=True)) for known, layer in pairs]
 
 
 def uploads(registry: Registry) -> int:
@@ -137,71 +125,49 @@ def test_existing_layers_are_not_uploaded_again_with_any_compression(site: Site,
 
 
 def test_large_layers_are_sent_with_their_length_in_the_order_of_the_configuration(registry: Registry) -> None:
-    layers = (LARGE, b"b" * 3000, LARGE, b"")
-    assert push(saving(registry, *layers, files=(b"b" * 3000, b"of no use", LARGE))) is False
-    assert unpacked(registry) == list(layers)
+    one = image(LARGE, b"b" * 3000, LARGE, b"")
+    assert push(registry, one) is False
+    assert unpacked(registry) == tars(one)
+    assert json.loads(registry.blobs[one.id])["rootfs"]["diff_ids"] == list(map(oci_types.digest_of, tars(one)))
     assert {str(layer["size"]) for layer in manifest(registry)["layers"]} <= set(registry.lengths)
 
 
-def test_only_layers_are_packed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = mock.Mock(wraps=zstd_push._packed)
-    monkeypatch.setattr(zstd_push, "_packed", packed)
-    push(saving(registry, b"a", b"b"))
-    assert [call.args[0] for call in packed.mock_calls] == [b"a", b"b"]
-
-
 def test_the_same_image_is_the_same_manifest_and_blobs_are_sent_once(registry: Registry) -> None:
-    engine = saving(registry, LARGE, b"b")
-    push(engine)
+    one = image(LARGE, b"b")
+    push(registry, one)
     before, sent = dict(registry.manifests), uploads(registry)
     assert sent == 3
     registry.manifests.clear()
-    assert push(engine) is False
+    assert push(registry, one) is False
     assert (registry.manifests, uploads(registry)) == (before, sent)
-    assert push(engine) is True
-
-
-def test_layers_that_the_engine_keeps_packed_are_repacked(registry: Registry) -> None:
-    """containerd's store keeps pulled layers compressed."""
-    files = (gzip.compress(LARGE), zstandard.compress(b"b"))
-    push(saving(registry, LARGE, b"b", files=files))
-    assert unpacked(registry) == [LARGE, b"b"]
+    assert push(registry, one) is True
 
 
 # failures
 
 
-@pytest.mark.parametrize(
-    "files", [(LARGE, b"x"), (LARGE[:-1], b"b"), (LARGE,), (gzip.compress(LARGE)[:-1], b"b"), ()],
-    ids=["another", "shorter", "lacking", "damaged", "none"],
-)  # fmt: skip
-def test_a_layer_that_is_not_its_diff_id_is_refused(registry: Registry, files: tuple[bytes, ...]) -> None:
-    with pytest.raises(EngineError, match=r"archive of sha256|different image"):
-        push(saving(registry, LARGE, b"b", files=files))
+def test_a_layer_that_changed_is_refused(registry: Registry) -> None:
+    """For example after a wheel was damaged on this disk."""
+    one = image(LARGE, b"b")
+    changed = dataclasses.replace(one, described=described(SampleRecipe("file-0", LARGE[:-1])).layers * 2)
+    with pytest.raises(BuildError, match="not reproducible"):
+        push(registry, changed)
     assert registry.manifests == {}
 
 
-def test_another_configuration_is_refused(registry: Registry) -> None:
-    """For example one that lists different layers than the engine reports, or none."""
-    engine = saving(registry, b"a", b"b")
-    turned = dataclasses.replace(engine.image, layers=engine.image.layers[::-1])
-    for wrong in (dataclasses.replace(engine, image=turned), dataclasses.replace(engine, files=(b"a", b"b"))):
-        with pytest.raises(EngineError, match="different image"):
-            push(wrong)
-    assert registry.manifests == {}
-
-
-def test_an_archive_that_ends_too_soon_is_the_engines_failure(registry: Registry) -> None:
-    for ends in (len(LARGE) // 2, 600, 100):
-        with pytest.raises(EngineError, match="cannot be read"):
-            push(dataclasses.replace(saving(registry, LARGE), ends=ends))
-    assert registry.manifests == {}
+def test_a_layer_that_cannot_be_written_stops_the_push(registry: Registry) -> None:
+    recipe = SampleRecipe("file", LARGE)
+    one = layer_blobs.learn_layers(described(recipe), lambda line: None)
+    recipe.error = HashMismatch("a wheel was damaged")
+    with pytest.raises(HashMismatch):
+        push(registry, one)
+    assert registry.written() == []
 
 
 def test_an_interrupted_upload_starts_again_and_is_whole(registry: Registry) -> None:
     registry.cut = 1
-    push(saving(registry, LARGE))
-    assert unpacked(registry) == [LARGE]
+    push(registry, image(LARGE))
+    assert unpacked(registry) == tars(image(LARGE))
 
 
 def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,19 +176,18 @@ def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: py
         registry_http_and_auth, "registry_session", lambda authority, tries=1: right(authority, tries=1)
     )
     registry.cut = 99
-    engine = saving(registry, LARGE)
     with pytest.raises(NetworkError, match="does not answer"):
-        push(engine)
+        push(registry, image(LARGE))
     assert registry.manifests == {}
     registry.cut = 0
-    push(engine)
-    assert unpacked(registry) == [LARGE]
+    push(registry, image(LARGE))
+    assert unpacked(registry) == tars(image(LARGE))
 
 
 def test_a_blob_that_the_registry_refuses_is_reported(registry: Registry) -> None:
     registry.refuse = "PUT .*/uploads/.*"
     with pytest.raises(NetworkError, match=r"does not accept the blob sha256:.*500") as caught:
-        push(saving(registry, LARGE))
+        push(registry, image(LARGE))
     assert (caught.value.hint, registry.manifests) == ("NO: not now", {})
 
 
@@ -248,16 +213,10 @@ def test_an_upload_that_needs_a_new_token_sends_the_file_from_its_start(
     assert registry.lengths == [str(len(LARGE))] * 2
 
 
-@pytest.mark.parametrize("sizes", [(1, 1 << 50), None])
-def test_without_room_for_the_largest_layer_nothing_is_asked_for(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] | None
-) -> None:
-    """If the engine does not report the size of its layers, the full disk is noticed while writing."""
-    engine = dataclasses.replace(saving(registry, LARGE), bytes_of_layers=sizes)
-    if sizes is None:
-        push(engine)
-        return
+def test_without_space_for_the_largest_layer_nothing_is_sent(registry: Registry) -> None:
+    one = image(LARGE, b"b")
+    huge = dataclasses.replace(one, layers=(one.layers[0], dataclasses.replace(one.layers[1], diff_size=1 << 50)))
     with pytest.raises(DiskError, match="GB free") as caught:
-        push(engine)
+        push(registry, huge)
     assert "TMPDIR" in (caught.value.hint or "")
     assert registry.written() == []

@@ -21,7 +21,6 @@ from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import (
     build_records,
-    buildkit_build_on_base_image,
     buildx,
     lock_paths_of_built_images,
 )
@@ -30,7 +29,7 @@ from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, make_build_and_test
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, RunnerOptions, StepResult
-from envbuild.pipeline.progress_events import Listener, Note
+from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import WrittenEvidence
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -240,7 +239,7 @@ def test_a_discarded_image_leaves_no_record(
     image = image_of("loaded")
     record = lock_image_lookup_and_recipe.written_record(locked, written(), image.handle, ())
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
-    monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda record, lock, name: record.lock == lock.id)
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda record, lock: record.lock == lock.id)
     build_records.write(earlier)
     if stays == "recorded before":
         build_records.write(dataclasses.replace(record, builder="another engine"))
@@ -253,21 +252,6 @@ def test_a_discarded_image_leaves_no_record(
         earlier.image,
         *([record.image] if stays else []),
     }
-
-
-def test_a_different_image_than_before_is_reported_also_in_the_document(
-    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
-) -> None:
-    profile = {**PROFILE, "base": {"image": f"a.example/b@sha256:{'a' * 64}"}, "apt": []}
-    monkeypatch.setattr(buildkit_build_on_base_image, "build_on_image", lambda *_, **__: image_of("built"))
-    monkeypatch.setattr(build_records, "difference_message", lambda *_: "not reproducible")
-    monkeypatch.setattr(environment_audit, "assess", judged_as())
-    loaded, progress = profile_of(project, profile), MagicMock()
-    locked = lock_for(plan_of(project, profile))
-    lock_file.write(locked, loaded.lock_file, "sample")
-    made = make_build_and_test.build_only("sample", Options(locked=True), progress)
-    assert made.document().notes == ("not reproducible",)
-    progress.assert_any_call(Note("not reproducible"))
 
 
 def test_layers_with_a_defect_do_not_become_an_image(

@@ -24,7 +24,7 @@ from envbuild.registry import oci_types
 from envbuild.util.errors import BuildError, CheckFailed, NetworkError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.image.oci import layered_samples
-from unit.site import LAYER, SECRET, PlainDescription, PlainLayer, Site, new_key, proved
+from unit.site import SECRET, PlainDescription, PlainLayer, Site, new_key, proved
 from unit.support import envbuild
 
 
@@ -68,7 +68,7 @@ def test_pushed_again_nothing_is_written(site: Site, key: keys_and_signatures.Pu
 
 
 def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: keys_and_signatures.PublicKey) -> None:
-    """The engine pushes an image that it built on a base image, and needs a tag for that."""
+    """The engine pushes an image to the registry of a cluster, and needs a tag for that."""
     left = f"{site.registry.host}/team/sample:id-{site.engine.image.id[7:]}"
     for there in (False, True):
         site.engine.tags = [left, "mine:1"]
@@ -131,18 +131,6 @@ def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.
     assert site.registry.manifests["verified"] == right
 
 
-def test_an_image_on_a_base_image_is_at_hand_if_the_engine_has_it(site: Site) -> None:
-    (there,) = lock_image_lookup_and_recipe.matching_records(site.lock, "")
-    on_base = dataclasses.replace(site.lock, image=f"r.example/base@{LAYER}")
-    context = SimpleNamespace(engine=site.engine)
-
-    def is_at_hand(image: str) -> bool:
-        record = dataclasses.replace(there, image=image)
-        return push_save_and_load._is_at_hand(context, SimpleNamespace(record=record, lock=on_base))  # type: ignore[arg-type]
-
-    assert (is_at_hand(site.engine.image.id), is_at_hand(f"sha256:{'1' * 64}")) == (True, False)
-
-
 def written_image(image: OciImage) -> StepResult[Any]:
     """In place of the description of the lock's image: one whose layers give `image`."""
     return StepResult(SimpleNamespace(layers=image.described, with_layers=lambda layers: image))
@@ -165,10 +153,9 @@ def test_layers_are_uploaded_without_an_engine(
     if right:
         site.engine.image = dataclasses.replace(proved, id=image.id)
         records = [
-            dataclasses.replace(one, image=image.id)
-            for one in lock_image_lookup_and_recipe.matching_records(site.lock, "")
+            dataclasses.replace(one, image=image.id) for one in lock_image_lookup_and_recipe.matching_records(site.lock)
         ]
-        monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: records)
+        monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock: records)
         site.prove()
     done = site.push("--json")
     if right:

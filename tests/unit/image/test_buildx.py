@@ -1,3 +1,5 @@
+"""Builds by buildx, which compile an extension: the command line, the contexts, and the errors."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,22 +19,25 @@ from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
 from envbuild.fetch.locked_wheel_types import Wheel
 from envbuild.image import (
     build_context_folders,
-    buildkit_build_on_base_image,
     buildx,
     debian_base_tar,
     docker_client_finder,
     dockerfile_renderer,
 )
 from envbuild.image.buildx import BuildOrder
-from envbuild.image.docker_engine import Engine, Image
-from envbuild.image.oci import disk_space_needs
+from envbuild.image.docker_engine import Engine
+from envbuild.lock import extension_source_fetcher
+from envbuild.lock.lock_entry_types import Builder, LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
 from envbuild.util.host_processes import Completed, LineListeners
-from unit.support import PROFILE, image_of, lock_for, plan_of, sha, write_wheel
+from unit.support import PROFILE, deb, lock_for, plan_of, sha, write_wheel
 
-IMAGE = image_of()
+KERNELS = {"name": "kernels", "git": "https://git.example/team/kernels", "commit": "c" * 40, "modules": ["kernels"]}
+CARD = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [KERNELS]}
+OPTIONS = ["--target", "wheel-kernels"]
+METADATA = {"containerimage.config.digest": f"sha256:{sha('image')}"}
 T = TypeVar("T", Wheel, Deb)
 
 
@@ -42,21 +47,9 @@ class FakeEngine:
     builder: str | None = None
     identity = "fake"
 
-    def __init__(self) -> None:
-        self.held: Image | None = IMAGE
-        self.requests: list[str] = []
-        self.removed: list[str] = []
 
-    def find(self, reference: str) -> Image | None:
-        self.requests.append(reference)
-        return self.held
-
-    def remove(self, reference: str) -> None:
-        self.removed.append(reference)
-
-
-class Builder:
-    """Stands in for buildx: records the command line and the Dockerfile, and answers with an image id or a failure."""
+class BuildxStandIn:
+    """Stands in for buildx: records the command line and the Dockerfile, and answers with metadata or a failure."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -64,14 +57,12 @@ class Builder:
         self.env: Mapping[str, str] = {}
         self.text = ""
         self.answer = Completed(0, "", "")
-        self.image = IMAGE.id
 
     def __call__(self, argv: Sequence[str | Path], *, env: Mapping[str, str], listeners: LineListeners) -> Completed:
         self.words, self.env = [str(word) for word in argv], env
         self.calls.append(self.words)
         self.text = Path(self.after("--file")).read_text(encoding="utf-8")
-        metadata = {"containerimage.config.digest": self.image}
-        Path(self.after("--metadata-file")).write_text(json.dumps(metadata), encoding="utf-8")
+        Path(self.after("--metadata-file")).write_text(json.dumps(METADATA), encoding="utf-8")
         return self.answer
 
     def after(self, option: str) -> str:
@@ -79,15 +70,29 @@ class Builder:
 
 
 @pytest.fixture
-def locked(project: Path) -> Lock:
-    """A lock whose files are all complete in the stores; each file except the wheels contains its own name."""
-    plain = lock_for(plan_of(project, PROFILE))
+def locked(project: Path, monkeypatch: pytest.MonkeyPatch) -> Lock:
+    """A lock with an extension, whose files are all complete in the stores; each file except the wheels contains its
+    own name."""
+
+    def write_archive(extension: LockedExtension, file: Path) -> None:
+        file.write_text(extension.name, encoding="utf-8")
+
+    monkeypatch.setattr(extension_source_fetcher, "write_archive", write_archive)
+    plain = lock_for(plan_of(project, CARD))
+    assert plain.builder
+    builder = dataclasses.replace(
+        plain.builder,
+        archives=(Archive(TOOLKIT, "1.2", sha(TOOLKIT), 1_000_000),),
+        wheels=tuple(dataclasses.replace(w, wheel=stored(w.wheel, project)) for w in plain.builder.wheels),
+        debs=(whole(deb("g++-12")),),
+    )
     made = dataclasses.replace(
         plain,
-        archives=tuple(Archive(name, "1.2", sha(name), 1_000_000) for name in (TOOLKIT, COMPAT)),
+        archives=(Archive(COMPAT, "1.2", sha(COMPAT), 1_000_000),),
         wheels=tuple(dataclasses.replace(w, wheel=stored(w.wheel, project)) for w in plain.wheels),
         base=tuple(map(whole, plain.base)),
         apt=tuple(map(whole, plain.apt)),
+        builder=builder,
     )
     files: list[tuple[Path, Deb | Archive]] = [*deb_files(made), *archive_files(made)]
     for path, item in files:
@@ -110,21 +115,29 @@ def stored(item: Wheel, folder: Path) -> Wheel:
     return made
 
 
+def tools(made: Lock) -> Builder:
+    assert made.builder
+    return made.builder
+
+
 def wheel_files(made: Lock) -> list[tuple[Path, Wheel]]:
-    return [(sha256_file_store.wheel_store().path(w.wheel.sha256, w.wheel.file), w.wheel) for w in made.wheels]
+    store = sha256_file_store.wheel_store()
+    return [(store.path(w.wheel.sha256, w.wheel.file), w.wheel) for w in (*made.wheels, *tools(made).wheels)]
 
 
 def deb_files(made: Lock) -> list[tuple[Path, Deb]]:
-    return [(sha256_file_store.debs().path(deb.sha256, deb.file), deb) for deb in (*made.base, *made.apt)]
+    store = sha256_file_store.debs()
+    return [(store.path(item.sha256, item.file), item) for item in (*made.base, *made.apt, *tools(made).debs)]
 
 
 def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
-    return [(sha256_file_store.archive_store().path(item.sha256, item.name), item) for item in made.archives]
+    store = sha256_file_store.archive_store()
+    return [(store.path(item.sha256, item.name), item) for item in (*made.archives, *tools(made).archives)]
 
 
 @pytest.fixture
-def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
-    found = Builder()
+def builder(monkeypatch: pytest.MonkeyPatch) -> BuildxStandIn:
+    found = BuildxStandIn()
     monkeypatch.setattr(buildx, "run", found)
     monkeypatch.setattr(docker_client_finder, "program", lambda: Path("/fake/docker"))
     return found
@@ -134,25 +147,22 @@ def quiet(text: str) -> None:
     """Ignore progress."""
 
 
-TAG = "envbuild/sample:layers"
-
-
-def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
+def built(locked: Lock, engine: FakeEngine | None = None) -> dict[str, Any]:
+    """Build as for an extension, and return BuildKit's metadata."""
     text = dockerfile_renderer.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
-    return buildkit_build_on_base_image.build_on_image(
-        BuildOrder(made, locked, "sample", text, quiet, quiet), TAG, **options
-    )
+    build_context_folders.fill_builder(locked, "sample", locked.extensions[0])
+    return buildx.build(BuildOrder(made, locked, "sample", text, quiet, quiet), OPTIONS)
 
 
-def test_another_builder_is_asked(locked: Lock, builder: Builder) -> None:
+def test_another_builder_is_asked(locked: Lock, builder: BuildxStandIn) -> None:
     engine = FakeEngine()
     engine.builder = "--evil"
-    assert built(locked, engine) == IMAGE
-    assert builder.words.count("--builder=--evil") == 1 and "--load" in builder.words
+    assert built(locked, engine) == METADATA
+    assert builder.words.count("--builder=--evil") == 1
 
 
-def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
+def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: BuildxStandIn) -> None:
     builder.answer = Completed(1, "", 'ERROR: no builder "nosuch" found\n')
     with pytest.raises(EngineError, match=r'^no builder "nosuch" found$') as caught:
         built(locked)
@@ -165,7 +175,7 @@ UNREACHABLE = (
 )
 
 
-def test_a_builder_that_does_not_answer_is_named(locked: Lock, builder: Builder) -> None:
+def test_a_builder_that_does_not_answer_is_named(locked: Lock, builder: BuildxStandIn) -> None:
     engine = FakeEngine()
     engine.builder = "farm"
     builder.answer = Completed(1, "", f"{UNREACHABLE}\n")
@@ -208,35 +218,35 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
     assert calls == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]
 
 
-def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, builder: Builder) -> None:
+def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, builder: BuildxStandIn) -> None:
     built(locked)
     assert builder.words[:5] == ["/fake/docker", "--host", "unix:///fake.sock", "buildx", "build"]
-    assert {"--load", "--provenance=false", "--sbom=false"} <= set(builder.words)
-    assert "--no-cache" not in builder.words
+    assert {"--provenance=false", "--sbom=false"} <= set(builder.words)
     assert builder.after("--platform") == "linux/amd64"
-    assert builder.after("--tag") == TAG
+    assert builder.after("--target") == "wheel-kernels"
     assert builder.env["SOURCE_DATE_EPOCH"] == "1704067200"
     assert builder.text == dockerfile_renderer.render(locked, "sample")
-    built(locked, no_cache=True)
-    assert "--no-cache" in builder.words
 
 
-def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: Builder) -> None:
+def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: BuildxStandIn) -> None:
     folder = user_folders.cache_folder("contexts") / "sample"
     stale = folder / "wheels" / "old"
     stale.mkdir(parents=True)
     built(locked)
     own = Path(builder.words[-1])
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels}
-    wanted = {f"own/debs/{deb.file}" for deb in locked.apt}
-    wanted |= {f"own/archives/{archive.name}/{archive.name}" for archive in locked.archives}
+    all_wheels = (*locked.wheels, *tools(locked).wheels)
+    wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in all_wheels}
+    wanted = {f"own/debs/{item.file}" for item in locked.apt}
+    wanted |= {f"own/{dockerfile_renderer.BUILDER_DEBS}/{item.file}" for item in tools(locked).debs}
+    wanted |= {f"own/archives/{item.name}/{item.name}" for _, item in archive_files(locked)}
+    wanted |= {"own/sources/kernels/source.tar"}
     wanted |= {f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/check", "bin/unpack", "base.tar")}
     assert found == {*wanted, *wheels}
     assert own == folder / "own", "the wheels lie outside, or they would come twice"
     assert not stale.exists()
     given = dict(word.removeprefix("--build-context=").split("=") for word in builder.words if "build-context" in word)
-    assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in locked.wheels}
+    assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in all_wheels}
     for tool in dockerfile_renderer.TOOLS:
         assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
@@ -263,7 +273,7 @@ def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.Mon
         ("", "build", ""),
     ],
 )
-def test_a_failed_build_says_why(locked: Lock, builder: Builder, stderr: str, kind: str, words: str) -> None:
+def test_a_failed_build_says_why(locked: Lock, builder: BuildxStandIn, stderr: str, kind: str, words: str) -> None:
     builder.answer = Completed(1, "", stderr)
     with pytest.raises((BuildError, DiskError)) as caught:
         built(locked)
@@ -290,7 +300,7 @@ def test_an_engine_that_stopped_in_the_build_with_a_full_disk_is_reported(
     assert buildx._failed(engine, locked, stderr).kind == kind
 
 
-def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: Builder) -> None:
+def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: BuildxStandIn) -> None:
     debian_base_tar.tar_file(locked).write_text("spoiled", encoding="utf-8")
     with pytest.raises(HashMismatch, match="cached base"):
         built(locked)
@@ -299,7 +309,7 @@ def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: L
 
 
 @pytest.mark.parametrize("kind", ["wheel", "deb", "archive"])
-def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder: Builder, kind: str) -> None:
+def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder: BuildxStandIn, kind: str) -> None:
     """A wheel or archive is checked during the build, which then fails; a Debian package is checked before the
     build."""
     builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
@@ -318,7 +328,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
     assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
 
 
-def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
+def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: BuildxStandIn) -> None:
     """The prune of a concurrent envbuild may remove it."""
     builder.answer = Completed(1, "", "#9 ERROR: exit code: 1")
     original = builder.__call__
@@ -334,12 +344,12 @@ def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, bu
     assert "exit code: 1" in str(caught.value.hint)
 
 
-def test_files_are_not_read_again_where_the_build_went_well(locked: Lock, builder: Builder) -> None:
+def test_files_are_not_read_again_where_the_build_went_well(locked: Lock, builder: BuildxStandIn) -> None:
     path, _ = wheel_files(locked)[0]
     spoiled = bytearray(path.read_bytes())
     spoiled[4] ^= 1  # not in the directory, which is read before each build; the installer in the image refuses it
     path.write_bytes(spoiled)
-    assert built(locked) == IMAGE
+    assert built(locked) == METADATA
 
 
 SOLVE = "ERROR: failed to solve: "
@@ -360,7 +370,7 @@ def on_image(locked: Lock) -> Lock:
     ],
 )
 def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(
-    locked: Lock, builder: Builder, message: str
+    locked: Lock, builder: BuildxStandIn, message: str
 ) -> None:
     builder.answer = Completed(1, "", f"#2 [internal] load metadata\n#2 ERROR: {message}\n{SOLVE}{message}\n")
     on_base = on_image(locked)
@@ -372,46 +382,16 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(
     assert f"docker login {HOST};" in str(caught.value.hint)
 
 
-def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
+def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: BuildxStandIn) -> None:
     builder.answer = Completed(1, "", f"{SOLVE}failed to authorize")
     with pytest.raises(BuildError):
         built(locked)
 
 
-def test_on_an_image_other_failures_are_the_builds(locked: Lock, builder: Builder) -> None:
+def test_on_an_image_other_failures_are_the_builds(locked: Lock, builder: BuildxStandIn) -> None:
     builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
     with pytest.raises(BuildError, match="build failed"):
         built(on_image(locked))
-
-
-@pytest.mark.parametrize("held", [None, image_of("another")])
-def test_a_tag_that_names_another_image_is_refused(locked: Lock, builder: Builder, held: Image | None) -> None:
-    engine = FakeEngine()
-    engine.held = held
-    with pytest.raises(EngineError, match="not the image that was just built"):
-        built(locked, engine)
-
-
-def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
-    engine = FakeEngine()
-    engine.platform = "linux/arm64"
-    with pytest.raises(EngineError, match="linux/arm64"):
-        built(locked, engine)
-    assert builder.words == []
-
-
-def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
-    locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other profiles were built in the meantime."""
-
-    def full(*_: Any) -> None:
-        raise DiskError("full")
-
-    monkeypatch.setattr(disk_space_needs, "require_disk_space", full)
-    monkeypatch.setattr(buildx, "build", lambda *given: given[-1]())
-    with pytest.raises(DiskError):
-        built(locked)
 
 
 def test_uv_is_there() -> None:
