@@ -14,18 +14,22 @@ from pathlib import Path
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT
 from envbuild.image.layers.archive_layers import NVCC_RELEASE
-from envbuild.image.layers.file_tree_of_layers import FileTree, LayerChange, TreeFile
+from envbuild.image.layers.file_tree_of_layers import MAX_FILES, FileTree, LayerChange, TreeFile
 from envbuild.registry import image_content_reader
 from envbuild.registry.oci_types import BlobSource
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import atomic_files, strict_and_canonical_json, user_folders
-from envbuild.util.errors import BuildError
+from envbuild.util.errors import BuildError, printable
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 VERSION = 1
 """Increment it with every change that may give other contents for the same layers."""
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of a container without PATH
-_LARGEST_TEMPLATE = 1 << 20  # bytes
+_MOST_FOLDERS = 1000  # in PATH
+_LARGEST_TEMPLATE, _ALL_TEMPLATES = 1 << 18, 1 << 24  # bytes
 _OVERLAP = 256  # bytes, more than a searched text has
+_STANDARD_LIBRARY = ("lib", "lib64")  # below the prefix; Red Hat has it in lib64
+_LIBRARY = re.compile(r"lib[A-Za-z0-9_.+-]+")
 _HOME = FOLDERS[TOOLKIT]
 
 
@@ -75,16 +79,27 @@ def base_contents(
     for an invalid layer.
     """
     search = environment.get("PATH") or _SEARCH_PATH
+    if search.count(":") >= _MOST_FOLDERS:
+        raise Malformed(f"PATH of the base image has more than {_MOST_FOLDERS} folders")
     key = strict_and_canonical_json.canonical_digest([VERSION, [layer.diff_id for layer in layers], python, search])
     file = user_folders.cache_folder("image-contents", make=False) / f"{key}.json"
     known = sha256_file_store.noted(file, _CachedContents)
     if known and known.check == _check(key, known.contents):
         return known.contents
     contents = _contents(_read_tree(place, layers, python), python, search)
+    _require_text(contents)
     atomic_files.write_atomically(
         file, strict_and_canonical_json.encode({"contents": asdict(contents), "check": _check(key, contents)})
     )
     return contents
+
+
+def _require_text(contents: BaseContents) -> None:
+    """Raise Malformed for a path that is not UTF-8: a tar may have any bytes in a name."""
+    try:
+        strict_and_canonical_json.encode(asdict(contents))
+    except UnicodeEncodeError:
+        raise Malformed("the base image has a path that is not UTF-8") from None
 
 
 def _check(key: str, contents: BaseContents) -> str:
@@ -95,8 +110,10 @@ def _read_tree(place: BlobSource, layers: Sequence[BaseLayerRef], python: str) -
     tree = FileTree()
     note = _noter(python)
     for layer in layers:
-        changes = []
+        changes = list[LayerChange]()
         for member, archive in image_content_reader.entries(place, layer.digest, layer.diff_id):
+            if len(changes) >= MAX_FILES:
+                raise Refusal("too-large", f"the layer {layer.digest} has more than {MAX_FILES} files")
             changes.append(_change(member, archive, note))
         tree.add_layer(changes)
     return tree
@@ -117,18 +134,22 @@ def _change(
 def _noter(python: str) -> Callable[[str, Iterator[bytes]], str]:
     """Return a function that reads those files whose content is needed. It returns the version of a Python, the release
     of an nvcc, or the text of a template."""
-    minor = re.escape(python)
-    has_version = re.compile(rf"(?:.*/)?(?:python{minor}|libpython{minor}[a-z]*\.so[.\d]*)")
-    template = re.compile(rf"(?:.*/)?lib/python{minor}/venv/scripts/(?:common|posix)/[^/]+")
+    minor, left = re.escape(python), _ALL_TEMPLATES
+    # python3.N may be a hard link to python3.
+    has_version = re.compile(rf"(?:.*/)?(?:python(?:3|{minor})?|libpython{minor}[a-z]*\.so[.\d]*)")
+    template = re.compile(rf"(?:.*/)?lib(?:64)?/python{minor}/venv/scripts/(?:common|posix)/[^/]+")
     # Py_GetVersion begins with the macro PY_VERSION, a string of its own in the file.
     version = re.compile(rb"(?<![\w.])(" + minor.encode() + rb"\.\d+)[a-z0-9+]*\0")
 
     def note(path: str, blocks: Iterator[bytes]) -> str:
+        nonlocal left
         if has_version.fullmatch(path):
             return _search(version, blocks)
         if path.endswith("/bin/nvcc"):
             return _search(NVCC_RELEASE, blocks)
-        return _text(blocks) if template.fullmatch(path) else ""
+        found = _text(blocks) if left > 0 and template.fullmatch(path) else ""
+        left -= len(found)
+        return found
 
     return note
 
@@ -137,9 +158,11 @@ def _search(pattern: re.Pattern[bytes], blocks: Iterator[bytes]) -> str:
     """Return the first group of the first match in the content, or an empty text."""
     tail = b""
     for block in blocks:
-        if found := pattern.search(tail + block):
+        both = tail + block
+        # not at the first byte, since the pattern may refuse a match after certain bytes
+        if found := pattern.search(both, min(len(tail), 1)):
             return found[1].decode()
-        tail = block[-_OVERLAP:]
+        tail = both[-_OVERLAP:]
     return ""
 
 
@@ -157,18 +180,25 @@ def _contents(tree: FileTree, python: str, search: str) -> BaseContents:
     interpreter, executable = _interpreter(tree, python, search)
     prefix = str(Path(executable).parent.parent)
     home = prefix.rstrip("/")
-    scripts = [f"{home}/lib/python{python}/venv/scripts/{kind}" for kind in ("common", "posix")]
-    templates = {
-        name: file.note for folder in scripts for name, file in tree.folder(folder) if isinstance(file, TreeFile)
-    }
-    if not any(templates.values()):
+    libraries = [f"{home}/{folder}/python{python}" for folder in _STANDARD_LIBRARY]
+    scripts = [f"{folder}/venv/scripts/{kind}" for folder in libraries for kind in ("common", "posix")]
+    templates = dict(item for folder in scripts for item in _notes(tree, folder))
+    if not templates:
         raise BuildError(
-            f"the base image has no module venv for {interpreter}",
+            f"the base image has no module venv for {printable(interpreter)[:200]}",
             hint="install it in the base image; Debian has it in python3-venv",
         )
     version = _version(tree, executable, home, python)
     folders = {kind: _real_path(tree, folder) for kind, folder in FOLDERS.items()}
     return BaseContents(interpreter, executable, version, templates, *_toolkit(tree), folders)
+
+
+def _notes(tree: FileTree, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the files in a folder with what was noted about them, as far as something was."""
+    for name, _ in tree.folder(folder):
+        found = tree.resolve(f"{folder}/{name}")
+        if found and isinstance(found[1], TreeFile) and found[1].note:
+            yield name, found[1].note
 
 
 def _real_path(tree: FileTree, path: str) -> str:
@@ -199,7 +229,7 @@ def _interpreter(tree: FileTree, python: str, search: str) -> tuple[str, str]:
         if found and isinstance(found[1], TreeFile):
             return path, found[0]
     raise BuildError(
-        f"the base image has no python{python} in {search}",
+        f"the base image has no python{python} in {printable(search)[:500]}",
         hint=f"name a base image with Python {python}, or another python: in the profile",
     )
 
@@ -214,14 +244,14 @@ def _version(tree: FileTree, executable: str, home: str, python: str) -> str:
     version = next(filter(None, notes), "")
     if not version:
         raise BuildError(
-            f"the version of {executable} in the base image cannot be read from the file or its library",
+            f"the version of {printable(executable)[:200]} in the base image cannot be read from it or its library",
             hint="name a base image with CPython",
         )
     return version
 
 
 def _toolkit(tree: FileTree) -> tuple[str, str, tuple[str, ...], str]:
-    """Return nvcc's release, the folder of the libraries and what is in it, and the path of a missing lib64."""
+    """Return nvcc's release, the folder of the libraries and their names, and the path of a missing lib64."""
     nvcc = tree.resolve(f"{_HOME}/bin/nvcc")
     if nvcc is None or not isinstance(nvcc[1], TreeFile):
         return "", "", (), ""
@@ -229,4 +259,9 @@ def _toolkit(tree: FileTree) -> tuple[str, str, tuple[str, ...], str]:
     folder = lib64 or tree.resolve(f"{_HOME}/lib")
     if folder is None or home is None or not isinstance(folder[1], dict):
         return nvcc[1].note, "", (), ""
-    return nvcc[1].note, folder[0], tuple(sorted(folder[1])), "" if lib64 else f"{home[0]}/lib64"
+    return (
+        nvcc[1].note,
+        folder[0],
+        tuple(sorted(filter(_LIBRARY.fullmatch, folder[1]))),
+        "" if lib64 else f"{home[0]}/lib64",
+    )

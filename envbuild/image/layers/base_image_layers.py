@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from envbuild.image.layers import nvcc_links, venv_skeleton
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks
@@ -61,17 +62,21 @@ class BaseBlobLayer:
         for _ in raw:  # the rest, so that a damaged file is recognized
             pass
         if f"sha256:{seen.hexdigest()}" != self.digest:
-            self.file.unlink(missing_ok=True)
-            raise HashMismatch(
-                f"a layer of the base image was damaged on this disk: {self.digest}",
-                hint="it was removed: run the same command again, which downloads it again",
-            )
+            self.discard_damaged()
         if fault is not None or unpacked.digest != self.diff_id:
             raise BuildError(
                 f"the layer {self.digest} of the base image does not match its configuration",
                 hint="the base image is damaged in its registry: push it again, or name another one",
             )
         return WrittenLayer(self.digest, sizes[0], self.diff_id, sizes[1])
+
+    def discard_damaged(self) -> NoReturn:
+        """Remove the file. Raises HashMismatch."""
+        self.file.unlink(missing_ok=True)
+        raise HashMismatch(
+            f"a layer of the base image was damaged on this disk: {self.digest}",
+            hint="it was removed: run the same command again, which downloads it again",
+        )
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,25 @@
 """The tree of files that the layers of an image give together, with the marks of the OCI specification that remove
 files ("whiteouts"). Pure.
 
-An engine unpacks each layer into a folder of its own. So a folder in an upper layer replaces a symbolic link below it.
+An engine unpacks each layer into a folder of its own. So a folder in an upper layer replaces a symbolic link below it,
+and a link of the same layer is followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
-from envbuild.util.untrusted_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
+MAX_FILES = 2_000_000
+"""Files and folders of an image; a large one has 400,000."""
 _REMOVED, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_LINKS = 40  # that are followed, as by Linux
+_LONGEST_PATH = 4096  # characters, as in Linux
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TreeFile:
     """A file that is not a folder. `target`: of a symbolic link; `note`: what the reader of the layer noted about the
     content."""
@@ -25,7 +28,7 @@ class TreeFile:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LayerChange:
     """One entry of a layer. `file`: None for a folder; `same_as`: the path of the file that a hard link names."""
 
@@ -42,38 +45,83 @@ class FileTree:
 
     def __init__(self) -> None:
         self._root: TreeFolder = {}
+        self._count = 0
 
     def add_layer(self, changes: list[LayerChange]) -> None:
         """Add the next layer. What it removes is removed from the layers below, whatever the order of its entries.
-        Raises Malformed for a path outside the root."""
-        added = [change for change in changes if not PurePosixPath(change.path).name.startswith(_REMOVED)]
-        for path in (PurePosixPath(change.path) for change in changes):
-            if path.name.startswith(_REMOVED) and isinstance(folder := self._node(_parts(path.parent)), dict):
-                if path.name == _OPAQUE:
-                    folder.clear()
-                else:
-                    folder.pop(path.name.removeprefix(_REMOVED), None)
-        for change in added:
-            self._add(change)
 
-    def _add(self, change: LayerChange) -> None:
-        parts = _parts(PurePosixPath(change.path))
-        if not parts:
-            return
-        folder = self._root
-        for part in parts[:-1]:
-            inner = folder.get(part)
-            if not isinstance(inner, dict):
-                inner = folder[part] = {}
-            folder = inner
+        Raises Malformed for a path outside the root or too long, and for a mark that removes a folder from within;
+        Refusal for too many files.
+        """
+        added = list[tuple[list[str], LayerChange]]()
+        for change in changes:
+            parts = _inner_parts(change.path)
+            if parts and parts[-1].startswith(_REMOVED):
+                self._remove(parts[:-1], parts[-1])
+            elif parts:
+                added.append((parts, change))
+        links: set[tuple[str, ...]] = set()
+        for parts, change in added:
+            self._add(parts, change, links)
+
+    def _remove(self, parent: list[str], mark: str) -> None:
+        removed = mark.removeprefix(_REMOVED)
+        if removed in ("", ".", ".."):
+            raise Malformed(f"a layer has an invalid mark of a removed file: {mark}")
+        folder = self._node(parent)
+        if isinstance(folder, dict):
+            if mark == _OPAQUE:
+                folder.clear()
+            else:
+                folder.pop(removed, None)
+
+    def _add(self, parts: list[str], change: LayerChange, links: set[tuple[str, ...]]) -> None:
+        """`links`: the paths of the symbolic links that this layer has added."""
+        real, folder = self._folder_for(parts[:-1], links)
         name, before = parts[-1], folder.get(parts[-1])
+        links.discard((*real, name))
         if change.same_as is not None:
-            found = self._node(_parts(PurePosixPath(change.same_as)))
-            folder[name] = found if isinstance(found, TreeFile) else TreeFile()
+            found = self._node(_inner_parts(change.same_as))
+            self._set(folder, name, found if isinstance(found, TreeFile) else TreeFile())
         elif change.file is not None:
-            folder[name] = change.file
+            self._set(folder, name, change.file)
+            if change.file.target is not None:
+                links.add((*real, name))
         elif not isinstance(before, dict):
-            folder[name] = {}
+            self._set(folder, name, {})
+
+    def _folder_for(self, parts: list[str], links: set[tuple[str, ...]]) -> tuple[list[str], TreeFolder]:
+        """Return the folder for an entry, which is made if it is missing, and its path."""
+        waiting, real, folder, followed = parts[::-1], list[str](), self._root, 0
+        while waiting:
+            part = waiting.pop()
+            if part == "..":
+                real = real[:-1]
+                above = self._node(real)
+                assert isinstance(above, dict)
+                folder = above
+                continue
+            inner = folder.get(part)
+            if isinstance(inner, TreeFile) and inner.target is not None and (*real, part) in links:
+                followed += 1
+                if followed > _MOST_LINKS:
+                    raise Malformed("a layer has a file behind too many symbolic links")
+                if inner.target.startswith("/"):
+                    real, folder = [], self._root
+                waiting += _parts(inner.target)[::-1]
+                continue
+            if not isinstance(inner, dict):
+                inner = {}
+                self._set(folder, part, inner)
+            real, folder = [*real, part], inner
+        return real, folder
+
+    def _set(self, folder: TreeFolder, name: str, node: TreeFile | TreeFolder) -> None:
+        if name not in folder:
+            self._count += 1
+            if self._count > MAX_FILES:
+                raise Refusal("too-large", f"an image has more than {MAX_FILES} files")
+        folder[name] = node
 
     def _node(self, parts: list[str]) -> TreeFile | TreeFolder | None:
         node: TreeFile | TreeFolder | None = self._root
@@ -84,7 +132,7 @@ class FileTree:
     def resolve(self, path: str) -> tuple[str, TreeFile | TreeFolder] | None:
         """Return the path behind all symbolic links, and the file or folder there; None if it is missing, or after too
         many links."""
-        waiting, real = _parts(PurePosixPath(path), up=True)[::-1], list[str]()
+        waiting, real = _parts(path)[::-1], list[str]()
         for _ in range(_MOST_LINKS + 1):
             node: TreeFile | TreeFolder | None = self._node(real)
             while waiting and isinstance(node, dict):
@@ -99,7 +147,7 @@ class FileTree:
                 real.append(part)
             if isinstance(node, TreeFile) and node.target is not None:
                 real = [] if node.target.startswith("/") else real
-                waiting += _parts(PurePosixPath(node.target), up=True)[::-1]
+                waiting += _parts(node.target)[::-1]
                 continue
             return None if waiting or node is None else (f"/{'/'.join(real)}", node)
         return None
@@ -111,9 +159,15 @@ class FileTree:
             yield from sorted(found[1].items())
 
 
-def _parts(path: PurePosixPath, *, up: bool = False) -> list[str]:
-    """`up`: allow "..", as in the target of a link."""
-    parts = [part for part in path.parts if part != "/"]
-    if ".." in parts and not up:
+def _inner_parts(path: str) -> list[str]:
+    """Return the parts of an entry's path, or of the path that a hard link names."""
+    parts = _parts(path)
+    if ".." in parts:
         raise Malformed("a layer has a path outside its root")
     return parts
+
+
+def _parts(path: str) -> list[str]:
+    if len(path) > _LONGEST_PATH:
+        raise Malformed(f"an image has a path of more than {_LONGEST_PATH} characters")
+    return [part for part in path.split("/") if part not in ("", ".")]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks
 from envbuild.image.layers.base_image_contents import BaseLayerRef
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
@@ -19,10 +20,12 @@ from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import CONFIG_BYTES, Config
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.util import temporary_files, user_folders
+from envbuild.util import strict_and_canonical_json, temporary_files, user_folders
 from envbuild.util.errors import BuildError, NetworkError, some
-from envbuild.util.untrusted_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
+VERSION = 1
+"""Increment it with every change that gives another configuration or other types of layers for the same base image."""
 _OCI, _DOCKER = "application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"
 LAYER_TYPES = {
     **{f"{_OCI}{form}": f"{_OCI}{form}" for form in ("", "+gzip", "+zstd")},
@@ -34,8 +37,8 @@ _SHOWN = ("created", "created_by", "author", "comment", "empty_layer")  # of an 
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: of its configuration; each layer has
-    one entry that is not marked as empty."""
+    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: of its configuration; each layer
+    has one entry that is not marked as empty."""
 
     reference: str
     manifest: str
@@ -48,10 +51,18 @@ class BaseImage:
 
 
 class CachedBlobs:
-    """The blobs of base images in the cache. Their digests are checked by what reads them."""
+    """The blobs of base images in the cache. Their digests are not checked: see `require_intact`."""
 
     def blocks(self, digest: str) -> Iterator[bytes]:
         return file_blocks(_file(digest))
+
+
+def require_intact(image: BaseImage) -> None:
+    """Check the layers in the cache. Raises HashMismatch for a file that was damaged, which is removed."""
+    for layer in image.layers:
+        file = _file(layer.digest)
+        if file.is_file() and sha256_file_store.file_digest(file) != file.name:
+            image.recipe(layer).discard_damaged()
 
 
 def _file(digest: str) -> Path:
@@ -82,13 +93,13 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
     place = Repository(Reference.parse(reference))
     try:
         manifest = _image_manifest(reference, platform, lambda digest: _downloaded_manifest(place, digest))
-        if not _file(manifest.config).is_file():
+        if not _is_intact(manifest.config):
             _write(manifest.config, iter([place.blob(manifest.config, CONFIG_BYTES)]))
         image = _parsed(reference, platform, manifest)
         for number, layer in enumerate(image.layers, 1):
             if not _file(layer.digest).is_file():
                 title = f"layer {number} of {len(image.layers)} of the base image"
-                _write(layer.digest, place.blocks(layer.digest), functools.partial(show, title))
+                _write(layer.digest, _sized(place, layer), functools.partial(show, title))
     except NetworkError as error:
         host = place.reference.host
         raise NetworkError(
@@ -133,7 +144,7 @@ def _is_of(item: Mapping[str, Any], platform: str) -> bool:
 
 
 def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
-    if not _file(digest).is_file():
+    if not _is_intact(digest):
         found = place.manifest(digest)
         if found is None:
             raise NetworkError(f"{place.reference.repository} has no manifest {digest}")
@@ -142,13 +153,20 @@ def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
 
 
 def _cached_manifest(digest: str) -> Manifest:
-    """Raises FileNotFoundError, also after removing a file that was damaged."""
     raw = _intact(digest)
     document = oci_types.parse_document(raw, "the manifest", oci_types.MAX_MANIFEST)
     return Manifest(raw, oci_types.INDEX if "manifests" in document else oci_types.MANIFEST)
 
 
+def _is_intact(digest: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        _intact(digest)
+        return True
+    return False
+
+
 def _intact(digest: str) -> bytes:
+    """Return a manifest or a configuration. Raises FileNotFoundError, also after removing a file that was damaged."""
     raw = _file(digest).read_bytes()
     if oci_types.digest_of(raw) != digest:
         _file(digest).unlink()
@@ -160,6 +178,7 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
     raw = _intact(manifest.config)
     config = image_content_reader.parse_config(manifest.config, raw)
     document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
+    _require_text(document)
     if f"{document.get('os')}/{document.get('architecture')}" != platform:
         raise BuildError(
             f"the base image {reference} is not of {platform}", hint="name the digest of an image of this platform"
@@ -172,9 +191,19 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
     )
 
 
+def _require_text(document: Mapping[str, Any]) -> None:
+    """Raise Malformed for half a surrogate pair: JSON can name one, and UTF-8 cannot."""
+    try:
+        strict_and_canonical_json.encode(document)
+    except UnicodeEncodeError:
+        raise Malformed("the base image's configuration has a text that is not Unicode") from None
+
+
 def _layer(item: Mapping[str, Any], diff_id: str) -> BaseLayerRef:
     media_type, size = LAYER_TYPES.get(str(item.get("mediaType"))), item.get("size")
-    if media_type is None or not isinstance(size, int) or isinstance(size, bool) or size < 0:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise Malformed("the base image's manifest has a layer without a size")
+    if media_type is None:
         raise BuildError(
             f"the base image has a layer of the type {str(item.get('mediaType'))[:100]!r}, which is not supported",
             hint="name a base image with tar, gzip or zstd layers",
@@ -185,10 +214,32 @@ def _layer(item: Mapping[str, Any], diff_id: str) -> BaseLayerRef:
 
 
 def _history(found: Any, layers: int, reference: str) -> tuple[Mapping[str, Any], ...]:
-    entries = found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else []
+    """Return the history, or one entry for each layer if it is missing or invalid."""
+    entries = found if isinstance(found, list) and all(map(_is_history_entry, found)) else []
     if sum(not item.get("empty_layer") for item in entries) != layers:
         return tuple({"created_by": reference} for _ in range(layers))
     return tuple({key: item[key] for key in _SHOWN if key in item} for item in entries)
+
+
+def _is_history_entry(item: Any) -> bool:
+    return isinstance(item, dict) and all(
+        isinstance(item[key], bool if key == "empty_layer" else str) for key in _SHOWN if key in item
+    )
+
+
+def _sized(place: Repository, layer: BaseLayerRef) -> Iterator[bytes]:
+    """Yield the blob of a layer. Raises Refusal if its size is not the one in the manifest: a registry could fill the
+    disk with a blob that does not end."""
+    count = 0
+    with contextlib.closing(place.blocks(layer.digest)) as blocks:
+        for block in blocks:
+            count += len(block)
+            if count > layer.size:
+                break
+            yield block
+    if count != layer.size:
+        size = "more" if count > layer.size else str(count)
+        raise Refusal("digest", f"the blob {layer.digest} has {size} bytes, its manifest states {layer.size}")
 
 
 def _write(digest: str, blocks: Iterator[bytes], came: Callable[[int], None] = lambda count: None) -> None:

@@ -6,41 +6,41 @@ import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.image import (
-    build_records,
-    debian_base_tar,
-)
+from envbuild.image import build_records, debian_base_tar
 from envbuild.image.build_records import CompiledRecord, Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import repository
-from envbuild.image.layers import base_image_contents, gzip_members, layer_writer, venv_skeleton
+from envbuild.image.layers import base_image_contents
 from envbuild.image.layers.base_image_contents import BaseContents
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci import base_image_download, image_description
 from envbuild.image.oci.base_image_download import BaseImage
 from envbuild.image.oci.image_description import ImageDescription, ImageInputs, OciImage
 from envbuild.lock.lock_file import Lock
+from envbuild.registry.image_content_reader import Config
 from envbuild.util import strict_and_canonical_json, user_folders
 from envbuild.util.errors import BuildError
-
-_BASE_IMAGE_VERSIONS = (
-    layer_writer.WRITER_VERSION,
-    venv_skeleton.VERSION,
-    base_image_contents.VERSION,
-    gzip_members.COMPRESSOR,
-)
+from envbuild.util.untrusted_input_errors import Refusal
 
 
 def describe_lock(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> ImageDescription:
     """Describe the image of a lock from the files in the caches, of which none is made here, and only those of a base
     image are read. `compiled`: the wheels of its extensions by name.
 
-    Raises what `image_of_lock` and `base_contents` raise, and BuildError if the base image is not in the cache.
+    Raises what `image_of_lock` and `base_contents` raise, HashMismatch if a layer of the base image was damaged on this
+    disk, and BuildError if the base image is not in the cache.
     """
+    return _described(lock, compiled, _base_image(lock))
+
+
+def _described(
+    lock: Lock, compiled: Mapping[str, WheelOfLayer], on_image: tuple[BaseImage, BaseContents] | None
+) -> ImageDescription:
     base, apt_base = (debian_base_tar.tar_file(lock, make=False, apt=apt) for apt in (False, True))
     wheels, archives = (Store(user_folders.cache_folder(kind, make=False)) for kind in ("wheels", "archives"))
-    inputs = ImageInputs(base, apt_base, wheels, archives, compiled, _base_image(lock))
+    inputs = ImageInputs(base, apt_base, wheels, archives, compiled, on_image)
     return image_description.image_of_lock(lock, inputs)
 
 
@@ -51,18 +51,44 @@ def _base_image(lock: Lock) -> tuple[BaseImage, BaseContents] | None:
     if image is None:
         raise BuildError(f"the base image {lock.image} is not in the cache", hint="run the same command again")
     blobs, environment = base_image_download.CachedBlobs(), image.config.environment
-    return image, base_image_contents.base_contents(blobs, image.layers, lock.python, environment)
+    try:
+        return image, base_image_contents.base_contents(blobs, image.layers, lock.python, environment)
+    except Refusal:
+        base_image_download.require_intact(image)
+        raise
 
 
 def recipe_digest(lock: Lock, compiled: Iterable[CompiledRecord]) -> str:
     """Return the sha256 of what determines the image of a lock. `compiled`: the wheels of the extensions.
 
-    The layers of a base image need not be in the cache: the lock names it by digest.
+    A base image need not be in the cache: the lock, whose id is a label of the image, names it by digest, and what is
+    read from it depends only on the version of the reader.
     """
-    if lock.image:
-        wheels = sorted((one.name, one.sha256) for one in compiled)
-        return strict_and_canonical_json.canonical_digest([_BASE_IMAGE_VERSIONS, lock.id, wheels])
-    return describe_lock(lock, {one.name: WheelOfLayer(Path(one.file), one.sha256) for one in compiled}).recipe
+    wheels = {one.name: WheelOfLayer(Path(one.file), one.sha256) for one in compiled}
+    if lock.image is None:
+        return _described(lock, wheels, None).recipe
+    recipe = _described(lock, wheels, _stand_in(lock, lock.image)).recipe
+    versions = [base_image_contents.VERSION, base_image_download.VERSION]
+    return strict_and_canonical_json.canonical_digest([versions, recipe])
+
+
+def _stand_in(lock: Lock, reference: str) -> tuple[BaseImage, BaseContents]:
+    """Return a base image without layers, and contents that fit the lock."""
+    image = BaseImage(reference, "", (), Config("", (), {}, {}), ())
+    python, home = f"/usr/bin/python{lock.python}", FOLDERS[TOOLKIT]
+    release = lock.nvcc.release if lock.nvcc else ""
+    contents = BaseContents(
+        interpreter=python,
+        executable=python,
+        version=lock.python,
+        templates={},
+        nvcc=release,
+        library_folder=f"{home}/lib64",
+        libraries=("libcudart.so.0",),
+        lib64="",
+        folders=dict(FOLDERS),
+    )
+    return image, contents
 
 
 def matches(record: Record, lock: Lock) -> bool:

@@ -21,11 +21,14 @@ from envbuild.image import (
     lock_paths_of_built_images,
 )
 from envbuild.image.docker_engine import Engine
+from envbuild.image.oci import base_image_download
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test
 from envbuild.runners import docker_runner
 from envbuild.util import user_folders
+from unit.image.base_images import PLATFORM, PushedBase
+from unit.registries import Registry, serving
 from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
 
 
@@ -321,3 +324,28 @@ def test_compiled_wheels_and_their_sources_stay_as_long_as_a_lock_names_them(pro
     found = {(item.kind, Path(item.name).name) for item in image_and_cache_pruning.caches([], [made])}
     assert found == set(unused)
     assert {(item.kind, Path(item.name).name) for item in image_and_cache_pruning.caches([], [])} == {*used, *unused}
+
+
+def test_the_files_of_a_base_image_stay_as_long_as_a_lock_names_it(locked: Lock) -> None:
+    folder = user_folders.cache_folder("images")
+    with serving(Registry()) as registry:
+        base, other = PushedBase([{"a": b"1"}, {"b": b"2"}]), PushedBase([{"a": b"1"}, {"c": b"3"}])
+        references = [base.reference(registry), other.reference(registry)]
+        for reference in references:
+            base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
+    names = {path.name for path in folder.iterdir()}
+    assert len(names) == 7, "two manifests, two configurations, three layers"
+    for name in (".incoming-x", ".incoming-now"):
+        (folder / name).touch()
+    os.utime(folder / ".incoming-x", (0, 0))
+    lock = dataclasses.replace(locked, suite=None, image=references[0], base=(), apt=())
+    needed = base_image_download.cached_files(references[0], PLATFORM)
+    assert len(needed) == 4
+    removable = list(image_and_cache_pruning.caches([], [lock, locked]))
+    assert {(item.kind, Path(item.name).name) for item in removable} == {
+        ("images", name) for name in (names - needed) | {".incoming-x"}
+    }
+    image_and_cache_pruning.remove_items(None, removable)
+    assert {path.name for path in folder.iterdir()} == needed | {".incoming-now"}
+    left = image_and_cache_pruning.caches([], [locked])
+    assert {Path(item.name).name for item in left if item.kind == "images"} == needed

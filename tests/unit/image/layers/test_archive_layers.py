@@ -65,6 +65,16 @@ def test_the_layer_has_what_the_unpacker_makes(tmp_path: Path, kind: str, member
     assert listing(layer / folder) == listing(tmp_path / "made")
 
 
+def test_the_folder_may_be_another_one(tmp_path: Path) -> None:
+    """Where the links of a base image lead."""
+    sha256 = write_tar(tmp_path / "archive", TOOLKIT_MEMBERS)
+    plain, moved = (ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256, folder=name) for name in ("", "/srv/cuda-12.6"))
+    one, two = unpacked(packed(plain), tmp_path / "one"), unpacked(packed(moved), tmp_path / "two")
+    assert listing(one / "usr/local/cuda") == listing(two / "srv/cuda-12.6")
+    assert [path.name for path in two.iterdir()] == ["srv"]
+    assert plain.key != moved.key
+
+
 def test_files_that_are_hard_links_stay_so(tmp_path: Path) -> None:
     members: Members = {**TOOLKIT_MEMBERS, "cuda/b": b"x" * 5000, "cuda/a": {"type": HARD, "linkname": "cuda/b"}}
     sha256 = write_tar(tmp_path / "archive", members)

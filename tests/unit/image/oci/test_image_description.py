@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from envbuild.fetch.archive_spec import COMPAT, TOOLKIT
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.layers.archive_layers import ArchiveLayer
+from envbuild.image.layers.base_image_contents import BaseContents, BaseLayerRef
+from envbuild.image.layers.base_image_layers import BaseBlobLayer, BaseImageNvccLinksLayer, BaseImageVenvLayer
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import WheelOfLayer
-from envbuild.image.oci.image_description import ImageDescription, ImageInputs, image_of_lock
+from envbuild.image.oci.base_image_download import BaseImage
+from envbuild.image.oci.image_description import LAYER, PLAIN_LAYER, ImageDescription, ImageInputs, image_of_lock
 from envbuild.lock import lock_file
+from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.lock.lock_file import PACKAGES, Lock
+from envbuild.registry.image_content_reader import Config
 from envbuild.util import package_data
 from envbuild.util.errors import BuildError, LockError
 from unit.support import deb, sha
@@ -105,12 +113,6 @@ def test_the_links_of_nvcc_come_last() -> None:
     assert titles(golden("devel-wheels"))[-1] == "nvcc, of torch's CUDA"
 
 
-def test_a_base_image_is_refused_with_what_to_do() -> None:
-    with pytest.raises(BuildError, match="cannot be read without an engine") as caught:
-        described(golden("image-base"))
-    assert caught.value.hint == "use envbuild build, or name a bootstrap base in the profile"
-
-
 def test_a_lock_without_python_in_its_base_is_refused() -> None:
     lock = golden("cpu")
     with pytest.raises(BuildError, match="no package python3"):
@@ -151,3 +153,150 @@ def test_configuration_and_manifests_are_a_function_of_the_layers() -> None:
     assert [item["size"] for item in image.plain_manifest.layers] == [layer.diff_size for layer in layers]
     assert image.manifest.config == image.plain_manifest.config == image.id
     assert found.with_layers(layers[::-1]).id != image.id
+
+
+# on a base image
+
+ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+HISTORY = (
+    {"created_by": "ADD rootfs", "created": "2025-01-01T00:00:00Z"},
+    {"created_by": "ENV A=b", "empty_layer": True},
+    {"created_by": "RUN x"},
+    {"created_by": "CMD sh", "empty_layer": True},
+)
+
+
+def digest(text: str) -> str:
+    return f"sha256:{sha(text)}"
+
+
+def base_image(**settings: object) -> BaseImage:
+    layers = (
+        BaseLayerRef(digest("one"), 1, digest("tar of one"), PLAIN_LAYER),
+        BaseLayerRef(digest("two"), 2, digest("tar of two"), ZSTD),
+    )
+    environment = {"PATH": "/usr/bin", "CONDA": "/opt/conda", "HOME": "/root"}
+    labels = {"vendor": "x", LOCK_LABEL: "of another lock"}
+    config = Config(digest("config"), tuple(layer.diff_id for layer in layers), labels, environment, settings)
+    return BaseImage("registry.example/base@sha256:0", digest("manifest"), layers, config, HISTORY)
+
+
+CONTENTS = BaseContents(
+    interpreter="/usr/bin/python3.12",
+    executable="/opt/conda/bin/python3.12",
+    version="3.12.4",
+    templates={"activate": "x"},
+    nvcc="12.6",
+    library_folder="/usr/local/cuda-12.6/lib64",
+    libraries=("libcudart.so.12",),
+    lib64="",
+    folders={TOOLKIT: "/usr/local/cuda-12.6", COMPAT: "/usr/local/cuda-12.6/compat"},
+)
+
+
+def on_base(lock: Lock, image: BaseImage | None = None, contents: BaseContents = CONTENTS) -> ImageDescription:
+    return image_of_lock(lock, replace(inputs(lock), on_image=(image or base_image(), contents)))
+
+
+def configuration(found: ImageDescription) -> dict[str, Any]:
+    layers = [WrittenLayer(digest(f"packed {n}"), n, digest(f"plain {n}"), n) for n in range(len(found.layers))]
+    document: dict[str, Any] = json.loads(found.with_layers(layers).configuration)
+    return document
+
+
+def test_the_layers_of_a_base_image_come_first_with_their_types() -> None:
+    found = on_base(golden("image-base"))
+    assert [layer.title for layer in found.layers] == [
+        "base image, layer 1", "base image, layer 2", "virtual environment", "python", "torch"
+    ]  # fmt: skip
+    assert [layer.media_type for layer in found.layers] == [PLAIN_LAYER, ZSTD, LAYER, LAYER, LAYER]
+    one, two, venv = (layer.recipe for layer in found.layers[:3])
+    assert isinstance(one, BaseBlobLayer) and isinstance(two, BaseBlobLayer) and isinstance(venv, BaseImageVenvLayer)
+    assert (one.digest, two.diff_id) == (digest("one"), digest("tar of two"))
+    assert (venv.interpreter, venv.executable, venv.version) == (
+        CONTENTS.interpreter, CONTENTS.executable, CONTENTS.version
+    )  # fmt: skip
+    layers = [WrittenLayer(digest(f"packed {n}"), 10 + n, digest(f"plain {n}"), 20 + n) for n in range(5)]
+    image = found.with_layers(layers)
+    assert [item["mediaType"] for item in image.manifest.layers] == [PLAIN_LAYER, ZSTD, LAYER, LAYER, LAYER]
+    assert [item["size"] for item in image.manifest.layers] == [10, 11, 12, 13, 14], "not those of the base's manifest"
+    assert {item["mediaType"] for item in image.plain_manifest.layers} == {PLAIN_LAYER}
+
+
+def test_the_history_of_a_base_image_is_kept_with_its_empty_entries() -> None:
+    history = configuration(on_base(golden("image-base")))["history"]
+    assert history[: len(HISTORY)] == list(HISTORY)
+    own = history[len(HISTORY) :]
+    assert own[0]["created_by"] == "envbuild: venv of Python 3.12.4"
+    assert len(own) == 3 and all("empty_layer" not in entry for entry in own)
+
+
+def test_the_configuration_of_a_base_image_is_merged() -> None:
+    lock = golden("image-base")
+    settings = {
+        "Entrypoint": ["/entry"], "Cmd": ["sh"], "User": "1000", "OnBuild": ["RUN x"], "Hostname": "h",
+        "WorkingDir": "/workspace", "Shell": ["/bin/bash"], "Volumes": {"/data": {}},
+        "ExposedPorts": {"80/tcp": {}}, "StopSignal": "SIGINT", "Healthcheck": {"Test": ["NONE"]},
+    }  # fmt: skip
+    config = configuration(on_base(lock, base_image(**settings)))["config"]
+    variables = config.pop("Env")
+    assert config == {
+        "Cmd": ["python"], "User": "0", "WorkingDir": "/workspace", "Labels": {"vendor": "x", LOCK_LABEL: lock.id},
+        "Shell": ["/bin/bash"], "Volumes": {"/data": {}}, "ExposedPorts": {"80/tcp": {}}, "StopSignal": "SIGINT",
+        "Healthcheck": {"Test": ["NONE"]},
+    }  # fmt: skip
+    assert variables == sorted(variables)
+    environment = dict(variable.split("=", 1) for variable in variables)
+    assert environment == {"CONDA": "/opt/conda", "PYTHONDONTWRITEBYTECODE": "1", **lock.environment}
+    assert environment["HOME"] == "/tmp", "the lock's variables replace those of the base"
+
+
+def test_without_a_folder_in_the_base_image_the_root_is_the_working_folder() -> None:
+    config = configuration(on_base(golden("image-base")))["config"]
+    assert (config["WorkingDir"], config["User"]) == ("/", "0")
+
+
+def toolkit_of_base() -> Lock:
+    return replace(golden("image-base"), nvcc=Nvcc("/usr/local/cuda", "12.6"))
+
+
+def test_the_nvcc_of_a_base_image_gets_its_missing_links() -> None:
+    found = on_base(toolkit_of_base())
+    last = found.layers[-1]
+    assert (last.title, last.history) == ("nvcc, of the base image", "envbuild: links of nvcc 12.6 in /usr/local/cuda")
+    assert isinstance(last.recipe, BaseImageNvccLinksLayer)
+    assert [(link.path, link.target) for link in last.recipe.links()] == [
+        ("usr/local/cuda-12.6/lib64/libcudart.so", "libcudart.so.12")
+    ]
+    whole = replace(CONTENTS, libraries=("libcudart.so", "libcudart.so.12"))
+    assert on_base(toolkit_of_base(), contents=whole).layers[-1].title == "torch"
+
+
+@pytest.mark.parametrize(("release", "said"), [("12.8", "12.8"), ("", "unknown, or missing")])
+def test_an_nvcc_of_another_release_in_a_base_image_is_refused(release: str, said: str) -> None:
+    with pytest.raises(BuildError, match=f"/usr/local/cuda/bin/nvcc of the base image is of CUDA {said}") as caught:
+        on_base(toolkit_of_base(), contents=replace(CONTENTS, nvcc=release))
+    assert caught.value.hint == "name a devel image of CUDA 12.6 as base"
+
+
+def test_an_archive_goes_where_the_links_of_a_base_image_lead() -> None:
+    archives, nvcc = golden("devel-archive").archives, golden("devel-archive").nvcc
+    lock = replace(golden("image-base"), archives=archives, nvcc=nvcc)
+    recipes = [layer.recipe for layer in on_base(lock).layers if isinstance(layer.recipe, ArchiveLayer)]
+    assert [recipe.folder for recipe in recipes] == ["/usr/local/cuda-12.6", "/usr/local/cuda-12.6/compat"]
+    plain = replace(CONTENTS, folders={TOOLKIT: "/usr/local/cuda", COMPAT: "/usr/local/cuda/compat"})
+    same = [layer.recipe for layer in on_base(lock, contents=plain).layers if isinstance(layer.recipe, ArchiveLayer)]
+    assert [recipe.folder for recipe in same] == ["", ""]
+    own = [
+        layer.recipe for layer in described(golden("devel-archive")).layers if isinstance(layer.recipe, ArchiveLayer)
+    ]
+    assert [recipe.key for recipe in same] == [recipe.key for recipe in own]
+    assert not {recipe.key for recipe in same} & {recipe.key for recipe in recipes}
+    assert on_base(lock).layers[-1].title != "nvcc, of the base image", "the links are in the archive's layer"
+
+
+def test_the_layers_of_a_base_image_count() -> None:
+    image = base_image()
+    many = replace(image, layers=image.layers * 62, history=())
+    with pytest.raises(LockError, match="the lock needs 127 layers; an image can have at most"):
+        on_base(golden("image-base"), many)

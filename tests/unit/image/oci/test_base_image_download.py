@@ -1,0 +1,391 @@
+"""The download of a base image from a registry in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
+from envbuild.image.oci.base_image_download import BaseImage
+from envbuild.registry import oci_types
+from envbuild.util import user_folders
+from envbuild.util.errors import BuildError, HashMismatch, NetworkError
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
+from unit.conftest import forget
+from unit.image.base_images import GZIP, PLATFORM, PushedBase, debian, gzipped, reference_of
+from unit.registries import Registry, docker_login, serving
+from unit.support import PROFILE, plan_of, whole_lock
+
+DOCKER = "application/vnd.docker.distribution.manifest"
+BASE = PushedBase([debian(), {"etc/motd": b"hello"}], {"Env": ["PATH=/usr/bin"], "Labels": {"a": "b"}})
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+def download(reference: str) -> BaseImage:
+    return base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
+
+
+def files() -> set[str]:
+    """Return the digests of the files in the cache. Their content is checked, and that nothing else is left."""
+    folder = user_folders.cache_folder("images", make=False)
+    found = {f"sha256:{file.name}": oci_types.digest_of(file.read_bytes()) for file in folder.glob("*")}
+    assert list(found) == list(found.values())
+    assert list(folder.glob(".*")) == []
+    return set(found)
+
+
+def gets(registry: Registry) -> list[str]:
+    """Return the last part of each requested path, but for the registry's own."""
+    return [line.rpartition("/")[2] for line, _ in registry.requests if "/team/base/" in line]
+
+
+def index(
+    registry: Registry, *platforms: dict[str, Any] | None, image: PushedBase = BASE, media: str = oci_types.INDEX
+) -> str:
+    """Put an index into the registry: `image` for the first platform, others for the rest; return its name."""
+    items = []
+    for number, platform in enumerate(platforms):
+        other = PushedBase([{"number": str(number).encode()}])
+        digest = (other if number else image).push(registry)
+        items.append(
+            {
+                "mediaType": oci_types.MANIFEST,
+                "digest": digest,
+                "size": 1,
+                **({"platform": platform} if platform else {}),
+            }
+        )
+    return reference_of(registry, registry.put(media, {"schemaVersion": 2, "mediaType": media, "manifests": items}))
+
+
+AMD64, ARM64 = ({"os": "linux", "architecture": name} for name in ("amd64", "arm64"))
+ATTESTATION = {"os": "unknown", "architecture": "unknown"}
+
+
+def test_an_image_is_downloaded_once(registry: Registry) -> None:
+    reference = BASE.reference(registry)
+    shown: list[tuple[str, int]] = []
+    image = base_image_download.download_base_image(reference, PLATFORM, lambda *given: shown.append(given))
+    assert (image.reference, image.manifest) == (reference, reference.partition("@")[2])
+    assert [layer.digest for layer in image.layers] == list(map(oci_types.digest_of, BASE.blobs))
+    assert [layer.diff_id for layer in image.layers] == list(map(oci_types.digest_of, BASE.tars))
+    assert [layer.size for layer in image.layers] == list(map(len, BASE.blobs))
+    assert {layer.media_type for layer in image.layers} == {GZIP}
+    assert (image.config.environment, image.config.labels) == ({"PATH": "/usr/bin"}, {"a": "b"})
+    assert shown == [(f"layer {number} of 2 of the base image", len(blob)) for number, blob in enumerate(BASE.blobs, 1)]
+    assert files() == {image.manifest, image.config.id, *(layer.digest for layer in image.layers)}
+    registry.requests.clear()
+    assert download(reference) == base_image_download.read_base_image(reference, PLATFORM) == image
+    assert gets(registry) == []
+
+
+def test_of_an_index_the_image_of_the_platform_is_taken(registry: Registry) -> None:
+    reference = index(registry, AMD64, ARM64, ATTESTATION, {**AMD64, "variant": "v3"}, None)
+    image = download(reference)
+    assert image.manifest == BASE.push(registry)
+    assert files() == {reference.partition("@")[2], image.manifest, image.config.id} | set(
+        map(oci_types.digest_of, BASE.blobs)
+    )
+    registry.requests.clear()
+    assert download(reference) == image
+    assert gets(registry) == []
+
+
+@pytest.mark.parametrize(
+    ("platforms", "count"), [([ARM64, ATTESTATION], "0 images"), ([AMD64, AMD64], "2 images"), ([], "0")]
+)
+def test_an_index_without_exactly_one_image_of_the_platform_is_refused(
+    registry: Registry, platforms: list[dict[str, Any]], count: str
+) -> None:
+    reference = index(registry, *platforms)
+    with pytest.raises(BuildError, match=f"the base image {reference} has {count}.* for linux/amd64") as caught:
+        download(reference)
+    assert "digest of one image" in str(caught.value.hint)
+    with pytest.raises(BuildError):
+        base_image_download.read_base_image(reference, PLATFORM)
+
+
+def test_an_index_in_an_index_is_refused(registry: Registry) -> None:
+    inner = index(registry, AMD64).partition("@")[2]
+    items = [{"mediaType": oci_types.INDEX, "digest": inner, "size": 1, "platform": AMD64}]
+    outer = registry.put(oci_types.INDEX, {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": items})
+    with pytest.raises(Malformed):
+        download(reference_of(registry, outer))
+
+
+@pytest.mark.parametrize("changes", [{"architecture": "arm64"}, {"os": "windows"}, {"os": None}])
+def test_an_image_of_another_platform_is_refused_before_its_layers(registry: Registry, changes: dict[str, Any]) -> None:
+    base = PushedBase(BASE.layers, changes=changes)
+    reference = base.reference(registry)
+    with pytest.raises(BuildError, match=f"the base image {reference} is not of linux/amd64"):
+        download(reference)
+    assert not set(gets(registry)) & set(map(oci_types.digest_of, base.blobs))
+
+
+@pytest.mark.parametrize(
+    ("media_type", "pack", "expected"),
+    [
+        ("application/vnd.docker.image.rootfs.diff.tar.gzip", gzipped, GZIP),
+        ("application/vnd.docker.image.rootfs.diff.tar", bytes, "application/vnd.oci.image.layer.v1.tar"),
+        ("application/vnd.docker.image.rootfs.diff.tar.zstd", zstandard.compress, f"{GZIP[:-4]}zstd"),
+        (f"{GZIP[:-4]}zstd", zstandard.compress, f"{GZIP[:-4]}zstd"),
+        ("application/vnd.oci.image.layer.v1.tar", bytes, "application/vnd.oci.image.layer.v1.tar"),
+    ],
+)
+def test_images_of_docker_and_other_compressions_are_taken(
+    registry: Registry, media_type: str, pack: Callable[[bytes], bytes], expected: str
+) -> None:
+    base = PushedBase(BASE.layers, media_type=media_type, manifest_type=f"{DOCKER}.v2+json", pack=pack)
+    image = download(base.reference(registry))
+    assert {layer.media_type for layer in image.layers} == {expected}
+    assert download(index(registry, AMD64, image=base, media=f"{DOCKER}.list.v2+json")).layers == image.layers
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [None, 5, "", "text/plain", "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", GZIP.upper(), [GZIP]],
+)
+def test_a_layer_of_an_unknown_type_is_refused_before_any_is_downloaded(registry: Registry, media_type: Any) -> None:
+    base = PushedBase(BASE.layers, media_type=media_type)
+    with pytest.raises(BuildError, match="which is not supported"):
+        download(base.reference(registry))
+    assert not files() & set(map(oci_types.digest_of, base.blobs))
+
+
+# failures
+
+
+def test_without_a_login_the_image_and_the_command_are_named(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = BASE.reference(registry)
+    registry.user, registry.password = "me", "secret"
+    with pytest.raises(NetworkError) as caught:
+        download(reference)
+    assert (caught.value.code, caught.value.kind) == (7, "network")
+    assert caught.value.message == f"the base image {reference} cannot be fetched from its registry"
+    assert "401" in str(caught.value.hint)
+    assert f"docker login {registry.host}; put its CA into /etc/docker/certs.d/{registry.host}" in str(
+        caught.value.hint
+    )
+    assert files() == set()
+    docker_login(tmp_path, monkeypatch, **{registry.host: "me:secret"})
+    forget()
+    assert len(download(reference).layers) == 2
+
+
+@pytest.mark.parametrize("what", ["manifest", "configuration", "layer"])
+def test_a_part_that_the_registry_lacks_is_an_error_of_the_network(registry: Registry, what: str) -> None:
+    reference = BASE.reference(registry)
+    if what == "manifest":
+        registry.manifests.clear()
+    else:
+        raw = BASE.configuration if what == "configuration" else BASE.blobs[1]
+        del registry.blobs[oci_types.digest_of(raw)]
+    with pytest.raises(NetworkError, match=reference) as caught:
+        download(reference)
+    assert f"has no {'manifest' if what == 'manifest' else 'blob'} sha256:" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("what", ["manifest", "configuration", "layer"])
+def test_wrong_content_is_refused_and_not_kept(registry: Registry, what: str) -> None:
+    reference = BASE.reference(registry)
+    digest = reference.partition("@")[2]
+    if what == "manifest":
+        media, raw = registry.manifests[digest]
+        registry.manifests[digest] = (media, raw + b" ")
+    else:
+        raw = BASE.configuration if what == "configuration" else BASE.blobs[1]
+        digest = oci_types.digest_of(raw)
+        registry.blobs[digest] = raw[:-1] + b"x"
+    with pytest.raises(Refusal) as caught:
+        download(reference)
+    assert caught.value.reason.id == "digest"
+    assert digest not in files()
+
+
+@pytest.mark.parametrize("sizes", [lambda size: size - 1, lambda size: size + 1, lambda size: 0, lambda size: 10**18])
+def test_a_layer_of_another_size_than_in_the_manifest_is_refused(
+    registry: Registry, sizes: Callable[[int], int]
+) -> None:
+    base = PushedBase(BASE.layers, sizes=sizes)
+    with pytest.raises(Refusal, match="its manifest states"):
+        download(base.reference(registry))
+    assert not files() & set(map(oci_types.digest_of, base.blobs))
+
+
+def test_a_layer_that_does_not_end_is_not_read_on(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = BASE.reference(registry)
+    count = 0
+
+    def endless(self: object, digest: str) -> Iterator[bytes]:
+        nonlocal count
+        while True:
+            count += 1
+            yield b"x" * 100
+
+    monkeypatch.setattr(base_image_download.Repository, "blocks", endless)
+    with pytest.raises(Refusal):
+        base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
+    assert count < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "sizes", [lambda size: -1, lambda size: None, lambda size: True, lambda size: str(size), lambda size: 1.5]
+)
+def test_a_layer_without_a_size_is_refused(registry: Registry, sizes: Callable[[int], Any]) -> None:
+    with pytest.raises(Malformed, match="a layer without a size"):
+        download(PushedBase(BASE.layers, sizes=sizes).reference(registry))
+
+
+def test_an_interrupted_download_leaves_nothing_and_goes_on_with_the_next_layer(registry: Registry) -> None:
+    reference = BASE.reference(registry)
+    first, second = BASE.blobs
+    digest = oci_types.digest_of(second)
+    headers = {"Content-Length": str(len(second)), "Connection": "close"}
+    path = f"/v2/team/base/blobs/{digest}"
+    registry.lies[path] = (200, headers, second[:-9])
+    with pytest.raises(NetworkError, match=reference):
+        download(reference)
+    assert oci_types.digest_of(first) in files() and digest not in files()
+    assert base_image_download.missing_bytes(reference, PLATFORM) == len(second)
+    registry.lies.clear()
+    registry.requests.clear()
+    download(reference)
+    assert gets(registry) == [digest]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{", b"[]", b"{}", b'{"os": "linux", "os": "linux"}',
+        BASE.configuration.replace(b'"PATH=/usr/bin"', b'"PATH=/a", "PATH=/b"'),
+        BASE.configuration.replace(b'"Env"', b'"env"'),
+        BASE.configuration.replace(b"/usr/bin", b"\\ud800"),
+        BASE.configuration.replace(b"sha256:", b"sha512:"),
+        BASE.configuration.replace(b'"diff_ids": [', b'"diff_ids": ["sha256:0", '),
+    ],
+)  # fmt: skip
+def test_an_invalid_configuration_is_refused(registry: Registry, raw: bytes) -> None:
+    with pytest.raises(Refusal):
+        download(reference_of(registry, BASE.push(registry, raw)))
+    assert not files() & set(map(oci_types.digest_of, BASE.blobs))
+
+
+@pytest.mark.parametrize("before", [b'"layers": ', b'"digest": '])
+def test_a_manifest_with_a_duplicate_key_is_refused(registry: Registry, before: bytes) -> None:
+    media, raw = registry.manifests[BASE.push(registry)]
+    assert before in raw
+    twice = raw.replace(before, before + b"[], " + before, 1)
+    digest = oci_types.digest_of(twice)
+    registry.manifests[digest] = (media, twice)
+    with pytest.raises(Malformed, match="twice"):
+        download(reference_of(registry, digest))
+
+
+# the history
+
+
+def history_of(registry: Registry, history: Any) -> list[dict[str, Any]]:
+    base = PushedBase(BASE.layers, changes={"history": history})
+    return [dict(entry) for entry in download(base.reference(registry)).history]
+
+
+def test_the_history_is_kept_with_its_empty_entries(registry: Registry) -> None:
+    full = {"created": "2026-01-01T00:00:00Z", "created_by": "RUN x", "author": "a", "comment": "c"}
+    history = [full, {"created_by": "ENV A=b", "empty_layer": True}, {"created_by": "RUN y", "other": 5}]
+    assert history_of(registry, history) == [full, history[1], {"created_by": "RUN y"}]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        None, [], {}, "x", [{}], [{}, {}, {}], [{}, {"empty_layer": True}], [{}, 5], [{}, {"created_by": 5}],
+        [{}, {"empty_layer": 0}], [{}, {}, {"empty_layer": "yes"}],
+    ],
+)  # fmt: skip
+def test_a_missing_or_invalid_history_has_one_entry_for_each_layer(registry: Registry, history: Any) -> None:
+    found = history_of(registry, history)
+    assert len(found) == 2
+    assert all(entry["created_by"].startswith(f"{registry.host}/team/base@sha256:") for entry in found)
+
+
+# the cache
+
+
+def test_without_the_manifest_nothing_is_known(registry: Registry) -> None:
+    reference = BASE.reference(registry)
+    assert base_image_download.read_base_image(reference, PLATFORM) is None
+    assert base_image_download.missing_bytes(reference, PLATFORM) is None
+    assert base_image_download.cached_files(reference, PLATFORM) == {reference.rpartition(":")[2]}
+    assert registry.requests == []
+
+
+def test_what_the_cache_has_is_known(registry: Registry) -> None:
+    reference = index(registry, AMD64)
+    image = download(reference)
+    assert base_image_download.missing_bytes(reference, PLATFORM) == 0
+    assert base_image_download.cached_files(reference, PLATFORM) == {name.removeprefix("sha256:") for name in files()}
+    (user_folders.cache_folder("images") / image.layers[0].digest[7:]).unlink()
+    assert base_image_download.missing_bytes(reference, PLATFORM) == image.layers[0].size
+    assert base_image_download.cached_files(reference, "linux/arm64") == {reference.rpartition(":")[2]}
+
+
+@pytest.mark.parametrize("what", ["manifest", "config"])
+def test_a_damaged_manifest_or_configuration_is_downloaded_again(registry: Registry, what: str) -> None:
+    reference = BASE.reference(registry)
+    image = download(reference)
+    digest = image.manifest if what == "manifest" else image.config.id
+    file = user_folders.cache_folder("images") / digest.removeprefix("sha256:")
+    for damage in (lambda: file.write_bytes(b"{}"), file.unlink):
+        damage()
+        registry.requests.clear()
+        assert download(reference) == image
+        assert gets(registry) == [digest]
+    file.write_bytes(b"{}")
+    assert base_image_download.read_base_image(reference, PLATFORM) is None
+    assert not file.exists()
+
+
+def test_a_damaged_layer_is_removed_when_the_base_image_is_read(registry: Registry, project: Path) -> None:
+    profile = {**PROFILE, "base": {"image": BASE.reference(registry)}, "apt": []}
+    lock = whole_lock(plan_of(project, profile))
+    assert lock.image
+    image = download(lock.image)
+    one, two = (user_folders.cache_folder("images") / layer.digest[7:] for layer in image.layers)
+    for damaged in (gzipped(b"x" * 2000), b"", one.read_bytes()[:-1]):
+        one.write_bytes(damaged)
+        with pytest.raises(HashMismatch, match=image.layers[0].digest):
+            lock_image_lookup_and_recipe.describe_lock(lock, {})
+        assert not one.exists() and two.exists()
+        download(lock.image)
+    assert [layer.title for layer in lock_image_lookup_and_recipe.describe_lock(lock, {}).layers][:3] == [
+        "base image, layer 1", "base image, layer 2", "virtual environment"
+    ]  # fmt: skip
+
+
+def test_a_layer_that_is_invalid_in_the_registry_stays_in_the_cache(registry: Registry, project: Path) -> None:
+    base = PushedBase(BASE.layers, pack=lambda tar: gzipped(tar)[:-1])
+    profile = {**PROFILE, "base": {"image": base.reference(registry)}, "apt": []}
+    lock = whole_lock(plan_of(project, profile))
+    assert lock.image
+    download(lock.image)
+    with pytest.raises(Refusal):
+        lock_image_lookup_and_recipe.describe_lock(lock, {})
+    assert set(map(oci_types.digest_of, base.blobs)) <= files()
+
+
+def test_the_configuration_in_the_cache_is_the_one_of_the_registry(registry: Registry) -> None:
+    image = download(BASE.reference(registry))
+    raw = (user_folders.cache_folder("images") / image.config.id[7:]).read_bytes()
+    assert json.loads(raw)["config"] == dict(BASE.config)
