@@ -41,6 +41,9 @@ from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, run_record_schema
 from envbuild.image import engine_image_to_oci_layout
 from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.layers import base_image_contents
+from envbuild.image.layers.base_image_contents import BaseLayerRef
+from envbuild.image.oci.image_description import PLAIN_LAYER
 from envbuild.lock import lock_file
 from envbuild.registry import image_content_reader, layer_archive_comparison, oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
@@ -395,6 +398,21 @@ def _layer(raw: bytes) -> None:
         str(reason)
 
 
+def _base_image(raw: bytes) -> None:
+    """The files of any layer of a base image are listed, and a Python is found or missing; no path leads above the
+    root."""
+    layer = BaseLayerRef(oci_types.digest_of(raw), len(raw), _diff_id(raw), PLAIN_LAYER)
+    tree = base_image_contents._read_tree(_Place(raw), [layer], "3.11")
+    waiting = ["/"]
+    while waiting:
+        folder = waiting.pop()
+        for name, node in tree.folder(folder):
+            found = tree.resolve(f"{folder}{name}")
+            assert not {"", ".", ".."} & {name, *(found[0].split("/")[1:] if found and found[0] != "/" else ())}
+            waiting += [f"{folder}{name}/"] if isinstance(node, dict) else []
+    base_image_contents._contents(tree, "3.11", "/bin:/opt/venv/lib/python3.11/site-packages:/usr/lib")
+
+
 def _read_foreign_layer(both: tuple[bytes, bytes]) -> None:
     """A layer that is accepted as ours in a different order must consist of our entries to the last byte, and must
     contain nothing for which the order matters."""
@@ -505,6 +523,7 @@ TARGETS = (
     Target("envelope", _FILES, _envelope, 68),
     Target("registry", st.deferred(_registries), _check_registry, 9),
     Target("layer", tars.layers(), _layer, 9),
+    Target("layer of a base image", tars.layers(), _base_image, 9),
     Target("layer next to ours", tars.reordered(), _read_foreign_layer, 9),
     Target("bundle", st.deferred(lambda: tars.tars(_members())), _bundle, 9),
     Target("policy", yaml_files(_KEYS), _policy, 68),

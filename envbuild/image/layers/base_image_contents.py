@@ -48,7 +48,7 @@ class BaseLayerRef:
 class BaseContents:
     """`interpreter`: the path of Python by the image's PATH; `executable`: the path behind all links; `version`: such
     as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the CUDA release of the toolkit's nvcc,
-    empty if there is none; `libraries`: the names in the folder `library_folder`, the toolkit's lib64 behind all
+    empty if nvcc is missing; `libraries`: the names in the folder `library_folder`, the toolkit's lib64 behind all
     links; `lib64`: the path of that link if it is missing, or empty. `folders`: the folder of each kind of archive,
     where the image's symbolic links lead from it."""
 

@@ -78,16 +78,15 @@ class FileTree:
     def _add(self, parts: list[str], change: LayerChange, links: set[tuple[str, ...]]) -> None:
         """`links`: the paths of the symbolic links that this layer has added."""
         real, folder = self._folder_for(parts[:-1], links)
-        name, before = parts[-1], folder.get(parts[-1])
-        links.discard((*real, name))
+        name, file = parts[-1], change.file
         if change.same_as is not None:
             found = self._node(_inner_parts(change.same_as))
-            self._set(folder, name, found if isinstance(found, TreeFile) else TreeFile())
-        elif change.file is not None:
-            self._set(folder, name, change.file)
-            if change.file.target is not None:
+            file = found if isinstance(found, TreeFile) else TreeFile()
+        if file is not None:
+            self._set(folder, name, file)
+            if file.target is not None:
                 links.add((*real, name))
-        elif not isinstance(before, dict):
+        elif not isinstance(folder.get(name), dict):
             self._set(folder, name, {})
 
     def _folder_for(self, parts: list[str], links: set[tuple[str, ...]]) -> tuple[list[str], TreeFolder]:

@@ -51,13 +51,13 @@ class BaseImage:
 
 
 class CachedBlobs:
-    """The blobs of base images in the cache. Their digests are not checked: see `require_intact`."""
+    """The blobs of base images in the cache. Their digests are not checked: see `require_intact_layers`."""
 
     def blocks(self, digest: str) -> Iterator[bytes]:
         return file_blocks(_file(digest))
 
 
-def require_intact(image: BaseImage) -> None:
+def require_intact_layers(image: BaseImage) -> None:
     """Check the layers in the cache. Raises HashMismatch for a file that was damaged, which is removed."""
     for layer in image.layers:
         file = _file(layer.digest)

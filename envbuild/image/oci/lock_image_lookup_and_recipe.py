@@ -54,7 +54,7 @@ def _base_image(lock: Lock) -> tuple[BaseImage, BaseContents] | None:
     try:
         return image, base_image_contents.base_contents(blobs, image.layers, lock.python, environment)
     except Refusal:
-        base_image_download.require_intact(image)
+        base_image_download.require_intact_layers(image)
         raise
 
 

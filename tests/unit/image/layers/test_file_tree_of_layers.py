@@ -115,6 +115,7 @@ def test_a_path_outside_the_root_is_refused(entry: str) -> None:
         (["a/b, l -> /new/folder, l/c"], "/new/folder/c", ("/new/folder/c", "l/c")),
         (["a/x/y, l -> a/x/.., l/c"], "/a/c", ("/a/c", "l/c")),
         (["a/b, l -> a, l/, l/c"], "/a/c", None),
+        (["a/b, l -> a, m => l, m/c"], "/a/c", ("/a/c", "m/c")),
         (["a/b, l -> a", "l -> d, l/c"], "/d/c", ("/d/c", "l/c")),
         (["a/b, l -> a", ".wh.l, l/c"], "/a/c", None),
     ],
