@@ -88,8 +88,7 @@ def _torch_index(context: click.Context, parameter: click.Parameter, value: str 
 def builder_option(function: F) -> F:
     return click.option(
         "--builder", metavar="BUILDER",
-        help="The buildx builder (docker buildx ls) that compiles extensions, and builds images on a base image. "
-        "Default: the engine's own.",
+        help="The buildx builder (docker buildx ls) that compiles extensions. Default: the engine's own.",
     )(function)  # fmt: skip
 
 

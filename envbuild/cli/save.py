@@ -23,8 +23,7 @@ def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
     """Write one tar file, an OCI layout, with a profile's verified image, its evidence, the public key and the lock.
 
     Use it for a site without internet, or one that cannot reach your registry; `envbuild load` checks and loads it
-    there. A signing key is needed (signing_key in config.yaml), or --unsigned. An engine is needed only for an image on
-    a base image.
+    there. A signing key is needed (signing_key in config.yaml), or --unsigned. No engine is needed.
 
     Example: envbuild save h20 -o h20.tar
     """

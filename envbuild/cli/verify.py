@@ -66,8 +66,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--rebuild",
     is_flag=True,
-    help="Also make the image again from its lock, and compare. Needs an engine only on a base image or with "
-    "compiled extensions.",
+    help="Also make the image again from its lock, and compare. Needs an engine only for compiled extensions.",
 )
 @json_option
 def command(
