@@ -13,6 +13,7 @@ import zstandard
 from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.image.oci.base_image_download import BaseImage
 from envbuild.registry import oci_types
+from envbuild.registry.registry_client import Repository
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, HashMismatch, NetworkError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -234,7 +235,7 @@ def test_a_layer_that_does_not_end_is_not_read_on(registry: Registry, monkeypatc
             count += 1
             yield b"x" * 100
 
-    monkeypatch.setattr(base_image_download.Repository, "blocks", endless)
+    monkeypatch.setattr(Repository, "blocks", endless)
     with pytest.raises(Refusal):
         base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
     assert count < 1 << 20
@@ -347,8 +348,10 @@ def test_a_damaged_manifest_or_configuration_is_downloaded_again(registry: Regis
     image = download(reference)
     digest = image.manifest if what == "manifest" else image.config.id
     file = user_folders.cache_folder("images") / digest.removeprefix("sha256:")
-    for damage in (lambda: file.write_bytes(b"{}"), file.unlink):
-        damage()
+    for content in (b"{}", None):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
         registry.requests.clear()
         assert download(reference) == image
         assert gets(registry) == [digest]
