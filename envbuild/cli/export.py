@@ -123,7 +123,7 @@ def _dockerfile(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export dockerfile h20
     Example: docker build -t h20 - < Dockerfile-h20
     """
-    return container_definition_export.standalone_dockerfile(locked, loaded.profile, loaded.name)
+    return container_definition_export.standalone_dockerfile(locked, loaded.name)
 
 
 @_lock_command("apptainer", "Write a definition file for Apptainer.", "apptainer-{}.def")

@@ -34,8 +34,8 @@ _SHOWN = ("created", "created_by", "author", "comment", "empty_layer")  # of an 
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: of its configuration; each layer has
-    one entry that is not marked as empty."""
+    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: of its configuration, where each
+    layer has one entry that is not marked as empty."""
 
     reference: str
     manifest: str

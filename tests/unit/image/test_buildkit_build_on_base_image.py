@@ -21,7 +21,7 @@ from envbuild.image import (
     buildx,
     debian_base_tar,
     docker_client_finder,
-    dockerfile_renderer,
+    extension_dockerfile,
 )
 from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Engine, Image
@@ -138,7 +138,7 @@ TAG = "envbuild/sample:layers"
 
 
 def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
-    text = dockerfile_renderer.render(locked, "sample")
+    text = extension_dockerfile.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
     return buildkit_build_on_base_image.build_on_image(
         BuildOrder(made, locked, "sample", text, quiet, quiet), TAG, **options
@@ -216,7 +216,7 @@ def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, bui
     assert builder.after("--platform") == "linux/amd64"
     assert builder.after("--tag") == TAG
     assert builder.env["SOURCE_DATE_EPOCH"] == "1704067200"
-    assert builder.text == dockerfile_renderer.render(locked, "sample")
+    assert builder.text == extension_dockerfile.render(locked, "sample")
     built(locked, no_cache=True)
     assert "--no-cache" in builder.words
 
@@ -237,7 +237,7 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     assert not stale.exists()
     given = dict(word.removeprefix("--build-context=").split("=") for word in builder.words if "build-context" in word)
     assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in locked.wheels}
-    for tool in dockerfile_renderer.TOOLS:
+    for tool in extension_dockerfile.TOOLS:
         assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
 

@@ -130,9 +130,7 @@ def record(
 def build(loaded: LoadedProfile, locked: Lock) -> None:
     """Write a build record as if the image of the lock had been built."""
     image = image_of(loaded.name)
-    build_records.write(
-        Record(image.id, image.handle, locked.id, f"recipe-{loaded.name}", image.layers, "docker")
-    )
+    build_records.write(Record(image.id, image.handle, locked.id, f"recipe-{loaded.name}", image.layers, "docker"))
 
 
 def prove(

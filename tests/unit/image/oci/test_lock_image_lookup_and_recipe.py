@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from envbuild.image import build_records, dockerfile_renderer
+from envbuild.image import build_records, extension_dockerfile
 from envbuild.image.build_records import CompiledRecord, Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.layers import wheel_layers
@@ -95,7 +95,7 @@ def test_the_image_on_a_base_image_depends_on_dockerfile_and_installer(
     assert lock_image_lookup_and_recipe.matches(made, on_image, "sample")
     assert not lock_image_lookup_and_recipe.matches(made, on_image, "other name, other text")
     (tmp_path / "install").write_text("#!/bin/sh\n", encoding="utf-8")
-    monkeypatch.setattr(dockerfile_renderer, "TOOLS", (tmp_path / "install", dockerfile_renderer.TOOLS[1]))
+    monkeypatch.setattr(extension_dockerfile, "TOOLS", (tmp_path / "install", extension_dockerfile.TOOLS[1]))
     assert not lock_image_lookup_and_recipe.matches(made, on_image, "sample")
 
 
