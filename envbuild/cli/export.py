@@ -116,19 +116,20 @@ def _conda(loaded: LoadedProfile, locked: Lock) -> str:
 
 @_lock_command("dockerfile", "Write a Dockerfile that needs no envbuild.", "Dockerfile-{}")
 def _dockerfile(loaded: LoadedProfile, locked: Lock) -> str:
-    """Write a Dockerfile that installs the locked wheels with pip, with an empty build context. Needs BuildKit.
+    """Write a Dockerfile that installs the locked packages, with an empty build context. Needs BuildKit.
 
-    Debian packages and the base image are not locked in it, and no self-test runs: the image is unverified.
+    It is the file that `envbuild lock` writes. The base image is a tag in it, and no self-test runs: the image is
+    unverified. If a mirror lacks a locked version of a Debian package: docker build --build-arg DEBIAN_VERSIONS=newest.
 
     Example: envbuild export dockerfile h20
     Example: docker build -t h20 - < Dockerfile-h20
     """
-    return container_definition_export.standalone_dockerfile(locked, loaded.profile, loaded.name)
+    return container_definition_export.standalone_dockerfile(locked, loaded.name)
 
 
 @_lock_command("apptainer", "Write a definition file for Apptainer.", "apptainer-{}.def")
 def _apptainer(loaded: LoadedProfile, locked: Lock) -> str:
-    """Write a definition file for Apptainer that installs the locked wheels with pip, as `export dockerfile` does.
+    """Write a definition file for Apptainer that installs the locked wheels with pip.
 
     Example: envbuild export apptainer h20
     Example: apptainer build h20.sif apptainer-h20.def

@@ -17,7 +17,7 @@ from envbuild.cli.command_options import (
 )
 from envbuild.cli.console import emit
 from envbuild.facts import database
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
 from envbuild.lock.lock_changes import LockChange
 from envbuild.lock.lock_file import Lock
@@ -193,7 +193,7 @@ def _require_dockerfile(loaded: LoadedProfile, locked: Lock) -> None:
     file = loaded.dockerfile
     if not file.exists() and not loaded.lock_file.exists():
         return
-    if not holds_text(file, dockerfile_renderer.render(locked, loaded.name)):
+    if not holds_text(file, container_definition_export.standalone_dockerfile(locked, loaded.name)):
         state = "does not match the lock" if file.exists() else "is missing"
         raise OutOfDate(f"{display(file)} {state}", hint=f"run: envbuild lock {loaded.known}")
 
@@ -211,7 +211,7 @@ def _locked(
         written = keep and (after is not before or not here)
         if written:
             lock_file.write(after, loaded.lock_file, loaded.name, loaded.origin)
-        text = dockerfile_renderer.render(after, loaded.name)
+        text = container_definition_export.standalone_dockerfile(after, loaded.name)
         rendered = keep and not holds_text(loaded.dockerfile, text)
         if rendered:
             write_within(loaded.project, loaded.dockerfile, text)

@@ -16,7 +16,7 @@ from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
-from envbuild.image import debian_base_tar, dockerfile_renderer
+from envbuild.image import debian_base_tar, extension_dockerfile
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
@@ -38,7 +38,7 @@ def main_context(name: str) -> Path:
 def of_wheels(name: str) -> dict[str, Path]:
     """The additional contexts: name of the context -> folder of a layer's wheels."""
     return {
-        dockerfile_renderer.wheels_context(layer.name): layer
+        extension_dockerfile.wheels_context(layer.name): layer
         for layer in sorted((context_folder(name) / _WHEELS).glob("*"))
     }
 
@@ -58,7 +58,7 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     _fill_shared(lock, target)
     _wheels(lock.builder.wheels, target)
     _archives(lock.builder.archives, target / _OWN)
-    _debs(lock.builder.debs, target / _OWN / dockerfile_renderer.BUILDER_DEBS)
+    _debs(lock.builder.debs, target / _OWN / extension_dockerfile.BUILDER_DEBS)
     source = target / _OWN / "sources" / extension.name / "source.tar"
     source.parent.mkdir(parents=True)
     extension_source_fetcher.write_archive(extension, source)
@@ -74,14 +74,14 @@ def _fill_shared(lock: Lock, target: Path) -> None:
 def _fill_base(lock: Lock, target: Path) -> None:
     main = target / _OWN
     shutil.rmtree(main, ignore_errors=True)
-    for part in ("bin", dockerfile_renderer.DEBS):
+    for part in ("bin", extension_dockerfile.DEBS):
         (main / part).mkdir(parents=True)
     _link(wheel_resolution_and_download.uv_binary(), main / "bin" / "uv")
-    for tool in dockerfile_renderer.TOOLS:
+    for tool in extension_dockerfile.TOOLS:
         shutil.copy2(tool, main / "bin" / tool.name)
     if lock.suite:
         _link(debian_base_tar.intact_base(lock), main / "base.tar")
-    _debs(lock.apt, main / dockerfile_renderer.DEBS)
+    _debs(lock.apt, main / extension_dockerfile.DEBS)
 
 
 def _debs(debs: Iterable[Deb], target: Path) -> None:

@@ -1,7 +1,8 @@
 """Exports a lock as a Dockerfile, an Apptainer definition or a devcontainer.json that need no envbuild. Pure.
 
-pip installs the locked wheels with their hashes, and the metadata of the packages are changed to require the overrides.
-Debian packages have the versions of the day of the build; the image of `envbuild build` has the locked ones.
+The locked wheels are installed with their hashes, and the metadata of the packages are changed to require the
+overrides. The Dockerfile is the one that `envbuild lock` writes. It names the locked versions of the Debian packages;
+the Apptainer definition takes those of the day of the build.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 
 from envbuild.facts import database
-from envbuild.image.dockerfile_renderer import environment_pair
+from envbuild.fetch.locked_wheel_types import Wheel
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.layers import wheel_installed_files
+from envbuild.image.oci import image_description
 from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
@@ -19,28 +24,122 @@ from envbuild.resolve.plan_resolver import VENV
 
 _LISTED = "/opt/requirements.txt"
 _END = "REQUIREMENTS"
+_PACKAGES, _PACKAGES_END = "/opt/packages.txt", "PACKAGES"
+_WHEELS, _TOOLS = "/var/cache/envbuild", "/tmp/tools"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
-def standalone_dockerfile(lock: Lock, profile: Profile, name: str) -> str:
-    """A Dockerfile that contains its requirements, so that its context can be empty. Needs BuildKit."""
-    packages = _debian_packages(lock, profile)
+def standalone_dockerfile(lock: Lock, name: str) -> str:
+    """A Dockerfile that contains the lists of its packages, so that its context can be empty. Needs BuildKit and a
+    network.
+
+    uv installs the wheels, because envbuild writes the files that uv installs; pip downloads them, because indexes and
+    mirrors are usually configured for pip. Nothing in a lock can add an instruction or reach a shell.
+    """
+    variables = {**image_description.ENVIRONMENT, **lock.environment}
     lines = [
-        "# syntax=docker/dockerfile:1",
         *requirements_export.heading(lock, name, "dockerfile"),
         "# docker build -t NAME - < FILE",
-        *_comments(lock),
-        f"FROM {_base(lock)}",
-        "USER root",
-        "ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS",
-        *([f"RUN {_apt(packages, ' && ')}"] if packages else []),
+        "# with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE",
+        *_pinned_in_dockerfile(lock),
+        f"ARG BASE={_base(lock)}",
+        "FROM ${BASE}",
+        "USER 0",
+        "ENTRYPOINT []",
+        *([] if lock.image else _debian_instructions(lock)),
         f"COPY <<'{_END}' {_LISTED}",
-        *requirements_export.hashed_pins(lock, " "),
+        *(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}" for pin in _wheels(lock)),
         _END,
-        *(f"RUN {command}" for command in install_commands(lock)),
-        *(f"ENV {environment_pair(key, value)}" for key, value in sorted(lock.environment.items())),
+        f"RUN python{lock.python} -m venv --without-pip {VENV}",
+        "ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS",
+        f"RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target={_WHEELS} \\",
+        *_joined(_uv_commands(lock)),
+        *(f"RUN {command}" for command in _override_commands(lock)),
+        *(f"ENV {environment_pair(key, value)}" for key, value in sorted(variables.items())),
+        f"LABEL {environment_pair(LOCK_LABEL, lock.id)}",
         'CMD ["python"]',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _pinned_in_dockerfile(lock: Lock) -> list[str]:
+    """Comments on what the Dockerfile pins, and what it does not."""
+    lines = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
+    if lock.image:
+        lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
+    else:
+        lines += [
+            "# Pinned: the version of every Debian package except python3-venv. Most mirrors keep only the newest one:",
+            "# if a version is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With",
+            "# DEBIAN_VERSIONS=none the base image (BASE) must have the packages.",
+            "# Not pinned: the base image, a tag.",
+        ]
+    lines += [f"# Not pinned: the sha256 of uv {wheel_installed_files.UV_VERSION}, which installs the wheels."]
+    return lines + _without(lock)
+
+
+def _pinned_overrides(lock: Lock) -> list[str]:
+    if not lock.overrides:
+        return []
+    return [
+        f"# Pinned by changed metadata of the packages: {requirements_export.override_list(lock)};",
+        "# a later pip install keeps it.",
+    ]
+
+
+def _without(lock: Lock) -> list[str]:
+    """Comments on what envbuild's image has in addition."""
+    return requirements_export.left_out(lock) + (["# Left out: the setup of nvcc"] if lock.nvcc else [])
+
+
+def _debian_instructions(lock: Lock) -> list[str]:
+    pins = sorted({f"{deb.name}={deb.version}" for deb in (*lock.base, *lock.apt)})
+    return [
+        f"COPY <<'{_PACKAGES_END}' {_PACKAGES}",
+        *pins,
+        "python3-venv",
+        _PACKAGES_END,
+        "ARG DEBIAN_VERSIONS=locked",
+        'RUN case "$DEBIAN_VERSIONS" in \\',
+        f"    locked) packages=$(cat {_PACKAGES}) ;; \\",
+        f"    newest) packages=$(sed 's/=.*//' {_PACKAGES}) ;; \\",
+        "    none) exit 0 ;; \\",
+        '    *) echo "DEBIAN_VERSIONS must be locked, newest or none" >&2; exit 2 ;; \\',
+        "    esac && \\",
+        *_joined(_apt(["--allow-downgrades", "$packages"])),
+    ]
+
+
+def _wheels(lock: Lock) -> list[Wheel]:
+    return sorted((locked.wheel for locked in lock.wheels), key=lambda wheel: wheel.name)
+
+
+def _joined(commands: list[str]) -> list[str]:
+    """The lines of a RUN instruction after its first."""
+    return [f"    {command} && \\" for command in commands[:-1]] + [f"    {commands[-1]}"]
+
+
+def _uv_commands(lock: Lock) -> list[str]:
+    """Shell commands that download the wheels with pip, and install them with uv. The folder of wheels is a mount."""
+    pip = f"{_TOOLS}/bin/pip"
+    return [
+        f"python{lock.python} -m venv {_TOOLS}",
+        f"{pip} install --quiet uv=={wheel_installed_files.UV_VERSION}",
+        f"{pip} download --quiet --no-deps --require-hashes --dest {_WHEELS} -r {_LISTED}",
+        f"UV_NO_INSTALLER_METADATA=1 {_TOOLS}/bin/uv pip install --quiet --no-config --offline --no-cache --no-index "
+        f"--no-deps --require-hashes --find-links {_WHEELS} --python {VENV}/bin/python -r {_LISTED}",
+        f"rm -rf {_TOOLS} {VENV}/.lock /root/.cache",
+    ]
+
+
+def environment_pair(key: str, value: str) -> str:
+    """Format NAME="value" for ENV and LABEL; quotes, backslashes and $ (which the builder would expand) are escaped.
+    Raises ValueError for an invalid name, or a value with control characters."""
+    if not _VARIABLE.fullmatch(key) or _CONTROL.search(value):
+        raise ValueError(f"not a name and a one-line value: {key!r}, {value!r}")
+    escaped = re.sub(r"([\\\"$])", r"\\\1", value)
+    return f'{key}="{escaped}"'
 
 
 def apptainer_definition(lock: Lock, profile: Profile, name: str) -> str:
@@ -57,7 +156,7 @@ def apptainer_definition(lock: Lock, profile: Profile, name: str) -> str:
         "",
         "%post",
         "    set -e",
-        *([f"    {command}" for command in _apt(packages, "\n").split("\n")] if packages else []),
+        *([f"    {command}" for command in _apt(packages)] if packages else []),
         f"    cat > {_LISTED} <<'{_END}'",
         *requirements_export.hashed_pins(lock, " "),
         _END,
@@ -97,18 +196,21 @@ def devcontainer(lock: Lock, profile: Profile, name: str) -> str:
 
 def install_commands(lock: Lock) -> list[str]:
     """Shell commands that install the requirements in /opt/venv, and make the packages require the overrides."""
-    site = f"{VENV}/lib/python{lock.python}/site-packages"
-    python = f"{VENV}/bin/python"
-    commands = [
+    return [
         f"python{lock.python} -m venv {VENV}",
-        f"{python} -m pip install --no-cache-dir --no-deps --require-hashes -r {_LISTED}",
+        f"{VENV}/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r {_LISTED}",
+        *_override_commands(lock),
     ]
-    if lock.overrides:
-        commands += [
-            requirements_export.change_metadata(lock, site),
-            requirements_export.refuse_conflicts(lock, python),
-        ]
-    return commands
+
+
+def _override_commands(lock: Lock) -> list[str]:
+    if not lock.overrides:
+        return []
+    site = f"{VENV}/lib/python{lock.python}/site-packages"
+    return [
+        requirements_export.change_metadata(lock, site),
+        requirements_export.refuse_conflicts(lock, f"{VENV}/bin/python"),
+    ]
 
 
 def _base(lock: Lock) -> str:
@@ -122,22 +224,18 @@ def _debian_packages(lock: Lock, profile: Profile) -> list[str]:
     return sorted({*database.base_packages(bool(profile.gpus)), "python3-venv", *profile.apt})
 
 
-def _apt(packages: list[str], separator: str) -> str:
-    return separator.join([
+def _apt(arguments: Sequence[str]) -> list[str]:
+    """Shell commands that install Debian packages."""
+    return [
         "apt-get update",
-        f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {' '.join(packages)}",
+        f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {' '.join(arguments)}",
         "rm -rf /var/lib/apt/lists/*",
-    ])  # fmt: skip
+    ]
 
 
 def _comments(lock: Lock) -> list[str]:
-    """Comments on what the file pins, and what it does not."""
-    lines = ["# Pinned: the version and sha256 of every wheel."]
-    if lock.overrides:
-        lines += [
-            f"# Pinned by changed metadata of the packages: {requirements_export.override_list(lock)};",
-            "# a later pip install keeps it.",
-        ]
+    """Comments on what the other files pin, and what they do not."""
+    lines = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
     if lock.image:
         lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
     else:
@@ -145,5 +243,4 @@ def _comments(lock: Lock) -> list[str]:
             "# Not pinned: the base image (a tag) and the Debian packages: versions of the day of the build.",
             "# In the image of `envbuild build` they are pinned.",
         ]
-    lines += requirements_export.left_out(lock)
-    return lines + (["# Left out: the setup of nvcc"] if lock.nvcc else [])
+    return lines + _without(lock)

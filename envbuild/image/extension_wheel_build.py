@@ -31,7 +31,7 @@ from envbuild.image import (
     build_context_folders,
     build_error_messages,
     buildx,
-    dockerfile_renderer,
+    extension_dockerfile,
     extension_wheel_check,
 )
 from envbuild.image.build_records import CompiledRecord
@@ -85,7 +85,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
     return {
         "recipe": _RECIPE,
         "source": one.content,
-        "command": list(dockerfile_renderer.compiling(one, builder)),
+        "command": list(extension_dockerfile.compiling(one, builder)),
         "python": lock.python,
         "cuda": builder.nvcc.release,
         "wheels": tools,

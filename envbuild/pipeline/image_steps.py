@@ -8,8 +8,9 @@ from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.image import (
     build_context_folders,
     build_records,
+    container_definition_export,
     debian_base_tar,
-    dockerfile_renderer,
+    extension_dockerfile,
     extension_wheel_build,
     lock_paths_of_built_images,
 )
@@ -106,7 +107,7 @@ def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool
 
 def render_dockerfile(loaded: LoadedProfile, lock: Lock, options: Options) -> StepResult[str]:
     """Return the Dockerfile of the lock, and write it unless pins are only tried. Raises OutOfDate under --locked."""
-    text = dockerfile_renderer.render(lock, loaded.name)
+    text = container_definition_export.standalone_dockerfile(lock, loaded.name)
     same = atomic_files.holds_text(loaded.dockerfile, text)
     if options.locked and loaded.dockerfile.is_file() and not same:
         raise OutOfDate(
@@ -179,7 +180,9 @@ def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedEx
 
 def _build_order(context: StepContext, recipe: Recipe) -> BuildOrder:
     progress = context.progress
-    return BuildOrder(context.engine, recipe.lock, recipe.name, recipe.dockerfile, progress.say, progress.line)
+    return BuildOrder(
+        context.engine, recipe.lock, recipe.name, extension_dockerfile.render(recipe.lock), progress.say, progress.line
+    )
 
 
 def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Record) -> StepResult[BuiltImage]:

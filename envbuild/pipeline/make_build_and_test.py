@@ -139,9 +139,9 @@ def render_and_build(
     context: StepContext, loaded: LoadedProfile, plan: Plan, lock: Lock, options: Options
 ) -> BuiltImage:
     """Write the Dockerfile of the lock, and find or build its image."""
-    dockerfile = context.step("render", render_dockerfile, loaded, lock, options)
+    context.step("render", render_dockerfile, loaded, lock, options)
     # Runs those of the steps "extensions", "build", "load" and "audit" that are needed.
-    return find_or_build_image(context, Recipe(loaded, plan, lock, dockerfile), no_cache=options.no_cache)
+    return find_or_build_image(context, Recipe(loaded, plan, lock), no_cache=options.no_cache)
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:

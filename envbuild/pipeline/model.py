@@ -76,12 +76,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an image is built from. `dockerfile`: the text rendered from the lock."""
+    """What an image is built from."""
 
     loaded: LoadedProfile
     plan: Plan
     lock: Lock
-    dockerfile: str
 
     @property
     def name(self) -> str:

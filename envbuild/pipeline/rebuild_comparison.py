@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
-from envbuild.image import build_context_folders, dockerfile_renderer, engine_image_to_oci_layout
+from envbuild.image import build_context_folders, engine_image_to_oci_layout
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import DescribedLayer
 from envbuild.pipeline.image_steps import compile_extensions, fetch_base
@@ -58,7 +58,7 @@ def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -
     loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
     plan = plan_resolver.resolve(loaded)
     lock = fetch_base(context, plan, build.lock, lock_again=False)
-    return Recipe(loaded, plan, lock, dockerfile_renderer.render(lock, name))
+    return Recipe(loaded, plan, lock)
 
 
 def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | None:

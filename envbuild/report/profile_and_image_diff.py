@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
-from envbuild.image import dockerfile_renderer
+from envbuild.fetch.apt_resolution_and_download import Deb
+from envbuild.fetch.archive_spec import Archive
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
 from envbuild.util.json_output_types import Digest
@@ -180,7 +182,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
     if choice:
         known = choice.situation
         basics |= {"gpus": ", ".join(gpu.id for gpu in known.gpus) or None, "cuda": known.cuda, "driver": choice.driver}
-    layers = (_base(lock), *(_layer(layer, lock) for layer in dockerfile_renderer.image_layers(lock)))
+    layers = (_base(lock), *_layers(lock))
     return DiffSide(
         name=name,
         kind="profile" if choice else "lock",
@@ -230,9 +232,25 @@ def _base(lock: Lock) -> DiffLayer:
     return DiffLayer(f"base {lock.suite}", packages, sum(deb.bytes for deb in lock.base))
 
 
-def _layer(layer: dockerfile_renderer.Layer, lock: Lock) -> DiffLayer:
-    """Return a layer. The installer's input contains the hash of every file, so it identifies the layer."""
-    sizes = {locked.wheel.sha256: locked.bytes for locked in lock.wheels} | {a.sha256: a.bytes for a in lock.archives}
-    files = {deb.file: deb.bytes for deb in lock.apt}
-    total = sum(sizes.get(word.rpartition("sha256:")[2], files.get(word, 0)) for word in layer.arguments)
-    return DiffLayer(layer.title, "\0".join(layer.arguments), total)
+def _layers(lock: Lock) -> Iterator[DiffLayer]:
+    """Yield the layers above the base. The hashes of a layer's files identify it."""
+    if lock.apt:
+        yield _of_files("Debian packages", lock.apt)
+    yield DiffLayer("virtual environment", lock.python, 0)
+    for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer):
+        wheels = list(group)
+        identity = " ".join(locked.wheel.sha256 for locked in wheels)
+        yield DiffLayer(name, identity, sum(locked.bytes for locked in wheels))
+    for archive in lock.archives:
+        yield _of_files(f"{archive.name} {archive.version}", [archive])
+    for one in lock.extensions:
+        yield DiffLayer(f"{one.name}, compiled from {one.digest[:12]}", one.digest, 0)
+    if lock.overrides:
+        pins = " ".join(f"{one.name}=={one.version}" for one in lock.overrides)
+        yield DiffLayer("overrides", pins, 0)
+    if lock.nvcc:
+        yield DiffLayer("nvcc, of torch's CUDA", f"{lock.nvcc.home} {lock.nvcc.release}", 0)
+
+
+def _of_files(title: str, files: Sequence[Deb | Archive]) -> DiffLayer:
+    return DiffLayer(title, " ".join(file.sha256 for file in files), sum(file.bytes for file in files))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED
 from envbuild.lock import lock_file
 from envbuild.util.errors import EnvbuildError
@@ -162,13 +162,15 @@ def _lock(file: Path, ground: Ground) -> str | None:
         assert found
         if file.read_text(encoding="utf-8")[-1:] != "\n":
             return "ends within a line"
-        ground.rendered.setdefault(found.id, dockerfile_renderer.render(found, file.name.removesuffix(".lock.yaml")))
+        ground.rendered.setdefault(
+            found.id, container_definition_export.standalone_dockerfile(found, file.name.removesuffix(".lock.yaml"))
+        )
     except (EnvbuildError, UnicodeDecodeError) as error:
         return str(error)
     return None
 
 
-_FROM_LOCK = re.compile(r"from the lock (sha256:[0-9a-f]{64})")
+_FROM_LOCK = re.compile(r'io\.envbuild\.lock="(sha256:[0-9a-f]{64})"')
 
 
 def _dockerfile(file: Path, ground: Ground) -> str | None:

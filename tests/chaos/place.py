@@ -16,7 +16,7 @@ from e2e.support import Project, Result, Running, machine_cache, python_path
 
 from chaos import listing
 from chaos.products import CPU, VARIANTS, Product
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 
@@ -99,7 +99,7 @@ class Place:
         current = lock_file.read(self.lock_file)
         assert current
         self.locks[variant] = self.lock_file.read_text(encoding="utf-8")
-        self.rendered.setdefault(current.id, dockerfile_renderer.render(current, NAME))
+        self.rendered.setdefault(current.id, container_definition_export.standalone_dockerfile(current, NAME))
         return done
 
     def look(self, image: str) -> list[str]:

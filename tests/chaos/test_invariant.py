@@ -21,7 +21,7 @@ from chaos import rounds
 from chaos.invariant import HALF, LEFT, WRONG, Ground, check
 from chaos.place import Place
 from chaos.rounds import Outcome, Struck
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.image.build_records import Record
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
@@ -52,7 +52,7 @@ class Sample:
         assert found
         self.lock = found
         self.dockerfile = self.ground.project / "dockerfiles" / f"{NAME}.Dockerfile"
-        self.dockerfile.write_text(dockerfile_renderer.render(found, NAME), encoding="utf-8")
+        self.dockerfile.write_text(container_definition_export.standalone_dockerfile(found, NAME), encoding="utf-8")
         self.image = self.import_image("0", found.id)
         for tag in (found.short, "verified"):
             client.api.tag(self.image, f"envbuild/{NAME}", tag)

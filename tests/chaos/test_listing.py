@@ -69,7 +69,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, stderr: str = 
     document = {"state": "verified", "image": NOW}
     monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), stderr, 1.0))
     monkeypatch.setattr("chaos.place.lock_file.read", lambda file: SimpleNamespace(id="lock"))
-    monkeypatch.setattr("chaos.place.dockerfile_renderer.render", lambda *_: "FROM scratch")
+    monkeypatch.setattr("chaos.place.container_definition_export.standalone_dockerfile", lambda *_: "FROM scratch")
     place.lock_file.write_text("lock", encoding="utf-8")
     place.make("a")
     assert not [*root.glob("*.tar")] and place.others == [NOW]

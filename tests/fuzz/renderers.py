@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from unit import oracle
 from unit.oracle import Instruction
 
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
@@ -120,7 +120,7 @@ def _lines(text: str, lock: Lock) -> None:
 
 
 RENDERERS = (
-    Renderer("Dockerfile", lambda lock: dockerfile_renderer.render(lock, "sample"), _dockerfile),
+    Renderer("Dockerfile", lambda lock: container_definition_export.standalone_dockerfile(lock, "sample"), _dockerfile),
     Renderer("requirements", lambda lock: requirements_export.requirements(lock, "sample"), _lines),
     Renderer("constraints", lambda lock: requirements_export.constraints(lock, "sample"), _lines),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export, extension_dockerfile
 from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
@@ -43,7 +43,9 @@ def main() -> None:
         folder = file.parent
         made = lock_for(plan_resolver.resolve(profile_reader_and_overrides.load(str(file))))
         lock_file.write(made, folder / "lock.yaml", folder.name)
-        write_atomically(folder / "Dockerfile", dockerfile_renderer.render(made, folder.name))
+        write_atomically(folder / "extension.Dockerfile", extension_dockerfile.render(made))
+        text = container_definition_export.standalone_dockerfile(made, folder.name)
+        write_atomically(folder / "Dockerfile", text)
     for case in (*test_container_definition_export.CASES, "override"):
         text = test_container_definition_export.golden_text(case)
         write_atomically(GOLDEN / "exports" / f"{case}.txt", text)

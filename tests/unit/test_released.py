@@ -25,7 +25,7 @@ from envbuild.attest import (
 )
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, proof_rules, run_record_schema
-from envbuild.image import build_records, dockerfile_renderer
+from envbuild.image import build_records, container_definition_export
 from envbuild.lock import lock_file
 from envbuild.registry.oci_types import Reference
 from envbuild.runners.kubernetes import kubernetes_settings
@@ -84,7 +84,7 @@ def test_its_dockerfile_installs_what_it_did() -> None:
         return sorted(word for word in text.replace('"', " ").split() if word.startswith("--hash="))
 
     before = (RELEASED / "released.Dockerfile").read_text(encoding="utf-8")
-    assert hashes(dockerfile_renderer.render(found, "released")) == hashes(before) != []
+    assert hashes(container_definition_export.standalone_dockerfile(found, "released")) == hashes(before) != []
 
 
 def test_evidence_proves_what_it_proved(state: Path) -> None:

@@ -1,7 +1,7 @@
 """Turns a wheel into the files that uv installs from it. Nothing is written, and only small members are read.
 
-The rules are those of uv 0.13.9 with UV_NO_INSTALLER_METADATA=1 and without bytecode, as its trees show them: the tests
-compare both, file by file. What uv refuses is refused here too; so is what uv installs with a wrong RECORD.
+The rules are those of uv (UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode, as its trees show them:
+the tests compare both, file by file. What uv refuses is refused here too; so is what uv installs with a wrong RECORD.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util.errors import printable
 
+UV_VERSION = "0.13.9"
 _PLACEHOLDER = b"#!python"
 # uv refuses most of these names for a script; the others would hide an interpreter too.
 _RESERVED = re.compile(r"bin/(?:python|pypy|graalpy|pyodide)w?[0-9.]*t?(?:\.exe)?", re.IGNORECASE)

@@ -16,7 +16,6 @@ from typing import Any
 from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.archive_layers import ArchiveLayer
 from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
@@ -37,6 +36,11 @@ from envbuild.util.errors import BuildError, LockError
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
+MAX_LAYERS = 100
+"""The engine's overlay store allows at most 127 layers; some are left to child images."""
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
+bytecode."""
 _CREATED = "2024-01-01T00:00:00Z"  # SOURCE_DATE_EPOCH, the latest time of a file
 _FROM_BASE = ("ExposedPorts", "Healthcheck", "Shell", "StopSignal", "Volumes", "WorkingDir")
 """The settings of a base image that an image on it keeps, apart from its variables and labels."""

@@ -13,7 +13,7 @@ import pytest
 from envbuild.doctor import cpu_memory_and_os, machine_reader
 from envbuild.doctor.machine_readings import Host
 from envbuild.fetch import index_config
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.lock import lock_file
 from unit.conftest import forget
 from unit.support import Index, envbuild, serving, serving_locked
@@ -71,6 +71,8 @@ def test_the_option_of_lock_takes_the_name_pytorch(served: Index) -> None:
     locked = lock_file.read(Path("profiles/sample.lock.yaml"))
     assert locked is not None
     Path("dockerfiles").mkdir()
-    Path("dockerfiles/sample.Dockerfile").write_text(dockerfile_renderer.render(locked, "sample"), encoding="utf-8")
+    Path("dockerfiles/sample.Dockerfile").write_text(
+        container_definition_export.standalone_dockerfile(locked, "sample"), encoding="utf-8"
+    )
     assert envbuild("lock", "sample", "--check", "--torch-index", "pytorch").code == 0
     assert os.environ[index_config.TORCH_INDEX] == "pytorch"

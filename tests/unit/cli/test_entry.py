@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from envbuild.audit.environment_audit import Expected
 from envbuild.cli import audit, entry
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -47,7 +47,7 @@ def locked(project: Path) -> Lock:
     lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
     (project / "dockerfiles").mkdir()
     (project / "dockerfiles" / "sample.Dockerfile").write_text(
-        dockerfile_renderer.render(made, "sample"), encoding="utf-8"
+        container_definition_export.standalone_dockerfile(made, "sample"), encoding="utf-8"
     )
     return made
 
@@ -555,7 +555,7 @@ def test_a_pin_that_is_only_tried_writes_no_dockerfile(
     before = (project / "dockerfiles" / "sample.Dockerfile").read_bytes()
     other = dataclasses.replace(locked)
     monkeypatch.setattr("envbuild.lock.lock_creation_and_update.update_lock", lambda *_, **__: other)
-    monkeypatch.setattr("envbuild.image.dockerfile_renderer.render", lambda *_: "FROM scratch\n")
+    monkeypatch.setattr("envbuild.image.container_definition_export.standalone_dockerfile", lambda *_: "FROM scratch\n")
     assert envbuild("lock", "sample", "--pin", "numpy=1.0").code == 0
     assert (project / "dockerfiles" / "sample.Dockerfile").read_bytes() == before
 

@@ -22,7 +22,7 @@ from envbuild.image import (
     buildx,
     debian_base_tar,
     docker_client_finder,
-    dockerfile_renderer,
+    extension_dockerfile,
 )
 from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Engine
@@ -149,7 +149,7 @@ def quiet(text: str) -> None:
 
 def built(locked: Lock, engine: FakeEngine | None = None) -> dict[str, Any]:
     """Build as for an extension, and return BuildKit's metadata."""
-    text = dockerfile_renderer.render(locked, "sample")
+    text = extension_dockerfile.render(locked)
     made = cast(Engine, engine or FakeEngine())
     build_context_folders.fill_builder(locked, "sample", locked.extensions[0])
     return buildx.build(BuildOrder(made, locked, "sample", text, quiet, quiet), OPTIONS)
@@ -225,7 +225,7 @@ def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, bui
     assert builder.after("--platform") == "linux/amd64"
     assert builder.after("--target") == "wheel-kernels"
     assert builder.env["SOURCE_DATE_EPOCH"] == "1704067200"
-    assert builder.text == dockerfile_renderer.render(locked, "sample")
+    assert builder.text == extension_dockerfile.render(locked)
 
 
 def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: BuildxStandIn) -> None:
@@ -238,7 +238,7 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     all_wheels = (*locked.wheels, *tools(locked).wheels)
     wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in all_wheels}
     wanted = {f"own/debs/{item.file}" for item in locked.apt}
-    wanted |= {f"own/{dockerfile_renderer.BUILDER_DEBS}/{item.file}" for item in tools(locked).debs}
+    wanted |= {f"own/{extension_dockerfile.BUILDER_DEBS}/{item.file}" for item in tools(locked).debs}
     wanted |= {f"own/archives/{item.name}/{item.name}" for _, item in archive_files(locked)}
     wanted |= {"own/sources/kernels/source.tar"}
     wanted |= {f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/check", "bin/unpack", "base.tar")}
@@ -247,7 +247,7 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     assert not stale.exists()
     given = dict(word.removeprefix("--build-context=").split("=") for word in builder.words if "build-context" in word)
     assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in all_wheels}
-    for tool in dockerfile_renderer.TOOLS:
+    for tool in extension_dockerfile.TOOLS:
         assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
 

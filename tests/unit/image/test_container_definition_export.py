@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ KINDS = ("dockerfile", "apptainer", "devcontainer", "uv", "poetry", "conda", "re
 
 def rendered(kind: str, lock: Lock, profile: Profile, name: str) -> str:
     files = {
-        "dockerfile": lambda: container_definition_export.standalone_dockerfile(lock, profile, name),
+        "dockerfile": lambda: container_definition_export.standalone_dockerfile(lock, name),
         "apptainer": lambda: container_definition_export.apptainer_definition(lock, profile, name),
         "devcontainer": lambda: container_definition_export.devcontainer(lock, profile, name),
         "uv": lambda: project_and_conda_export.uv_project(lock, name),
@@ -65,11 +66,45 @@ def test_the_exported_files_are_the_golden_ones(name: str) -> None:
 def test_nothing_of_a_lock_becomes_an_instruction(name: str) -> None:
     lock, profile = golden_case(name)
     found = oracle.parse(rendered("dockerfile", lock, profile, name))
-    expected = ["#syntax", "FROM", "USER", "ARG", *(["RUN"] if not lock.image else []), "COPY"]
-    expected += ["RUN"] * (4 if lock.overrides else 2) + ["ENV"] * len(lock.environment) + ["CMD"]
+    variables = {"PYTHONDONTWRITEBYTECODE": "1", **lock.environment}
+    expected = ["ARG", "FROM", "USER", "ENTRYPOINT", *([] if lock.image else ["COPY", "ARG", "RUN"]), "COPY", "RUN"]
+    expected += ["ARG", "RUN", *(["RUN"] * 2 if lock.overrides else []), *["ENV"] * len(variables), "LABEL", "CMD"]
     assert [one.keyword for one in found] == expected
-    pairs = {one.arguments[0]: one.arguments[1] for one in found if one.keyword == "ENV"}
-    assert pairs == dict(lock.environment)
+    assert {one.arguments[0]: one.arguments[1] for one in found if one.keyword == "ENV"} == variables
+    assert [one.arguments for one in found if one.keyword == "LABEL"] == [("io.envbuild.lock", lock.id)]
+    assert found[0].arguments == (f"BASE={lock.image or f'debian:{lock.suite}-slim'}",)
+
+
+def test_every_package_is_listed_once_by_its_version_or_hash() -> None:
+    lock, profile = golden_case("apt-layer")
+    text = rendered("dockerfile", lock, profile, "sample")
+    packages = text.partition("<<'PACKAGES' /opt/packages.txt\n")[2].partition("\nPACKAGES\n")[0].splitlines()
+    assert packages == [*sorted({f"{deb.name}={deb.version}" for deb in (*lock.base, *lock.apt)}), "python3-venv"]
+    wheels = text.partition("<<'REQUIREMENTS' /opt/requirements.txt\n")[2].partition("\nREQUIREMENTS\n")[0].splitlines()
+    pins = (one.wheel for one in lock.wheels)
+    assert wheels == sorted(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}" for pin in pins)
+
+
+@pytest.mark.parametrize(
+    ("versions", "code", "installed"),
+    [("locked", 0, ["b=2", "a=1"]), ("newest", 0, ["b", "a"]), ("none", 0, None), ("latest", 2, None)],
+)
+def test_the_versions_of_debian_packages_can_be_chosen(
+    tmp_path: Path, versions: str, code: int, installed: list[str] | None
+) -> None:
+    """The instruction runs here, with a stand-in for apt-get."""
+    lock, profile = golden_case("apt-layer")
+    text = rendered("dockerfile", lock, profile, "sample").partition("\nRUN case")[2].partition("\nCOPY")[0]
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/apt.txt\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    (tmp_path / "packages.txt").write_text("b=2\na=1\n")
+    script = f"case{text}".replace("/opt/packages.txt", f"{tmp_path}/packages.txt").replace(
+        "/var/lib", f"{tmp_path}/var"
+    )
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DEBIAN_VERSIONS": versions}
+    assert subprocess.run(["sh", "-c", script], env=environment, capture_output=True).returncode == code
+    calls = (tmp_path / "apt.txt").read_text().splitlines() if (tmp_path / "apt.txt").exists() else []
+    assert [call.split()[-2:] for call in calls[1:]] == ([installed] if installed else [])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -168,12 +203,17 @@ def test_a_changed_hash_fails_in_the_definition_and_in_the_dockerfile(
     profile = profile_of(project, PROFILE).profile
     sha256 = next(locked.wheel.sha256 for locked in lock.wheels if locked.wheel.name == CUBLAS)
     post = sections_of(container_definition_export.apptainer_definition(lock, profile, "sample"))["post"]
-    dockerfile = container_definition_export.standalone_dockerfile(lock, profile, "sample")
-    listed = dockerfile.partition("requirements.txt\n")[2].partition("\nREQUIREMENTS")[0]
-    assert listed in post
-    commands = re.findall(r"(?m)^RUN (.*)$", dockerfile)
-    assert all(command in post for command in commands[1:]), "the same commands in both"
     done = subprocess.run(["sh"], input=moved(post.replace(sha256, "0" * 64), folder), text=True, capture_output=True)
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+    dockerfile = container_definition_export.standalone_dockerfile(lock, "sample")
+    assert all(command in post for command in re.findall(r"(?m)^RUN ((?:sed|if) .*)$", dockerfile))
+    (folder / "opt" / "requirements.txt").write_text(
+        dockerfile.partition("requirements.txt\n")[2].partition("\nREQUIREMENTS")[0].replace(sha256, "0" * 64)
+    )
+    download = re.search(r"bin/pip (download .*?) && ", dockerfile)
+    assert download
+    arguments = moved(download[1], folder).replace("/var/cache", f"{folder}/cache").split()
+    done = subprocess.run([sys.executable, "-m", "pip", *arguments], text=True, capture_output=True)
     assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
 
 
@@ -182,8 +222,6 @@ def test_buildkit_accepts_the_dockerfile(prepared: tuple[Path, Lock], project: P
         pytest.skip("no Docker Engine responds: docker build --check was not run")
     if b"--check" not in subprocess.run(["docker", "build", "--help"], capture_output=True).stdout:
         pytest.skip("this docker has no build --check")
-    text = container_definition_export.standalone_dockerfile(
-        prepared[1], profile_of(project, PROFILE).profile, "sample"
-    )
+    text = container_definition_export.standalone_dockerfile(prepared[1], "sample")
     done = subprocess.run(["docker", "build", "--check", "-"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

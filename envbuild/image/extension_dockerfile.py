@@ -1,4 +1,8 @@
-"""Renders a lock as a Dockerfile. Pure. The text is committed, so that a changed pin shows as a readable diff."""
+"""Renders the Dockerfile in which the extensions of a lock are compiled. Pure.
+
+Its stages contain what an extension is compiled with: the base, the locked wheels, and nvcc. Nothing but the compiled
+wheels leaves the build; image layers are written without an engine (image/layers/).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
-from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.oci.image_description import MAX_LAYERS
 from envbuild.lock.lock_entry_types import Builder, LockedExtension, Nvcc
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
 from envbuild.registry.image_reference_patterns import BY_DIGEST
@@ -22,19 +26,14 @@ from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import package_data
 from envbuild.util.errors import LockError
 
-TEMPLATE = package_data.DOCKERFILES / "Dockerfile.j2"
+TEMPLATE = package_data.DOCKERFILES / "extension.Dockerfile.j2"
 # Files that the build mounts in /mnt/bin, in addition to uv.
 TOOLS = (*(package_data.DOCKERFILES / name for name in ("install", "check", "repin")), UNPACKER)
 
 # Directories of the build context for Debian packages: the image's, and those only used to compile extensions.
 DEBS, BUILDER_DEBS = "debs", "builder/debs"
 
-# The engine's overlay store allows at most 127 layers; some are left to child images.
-MAX_LAYERS = 100
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _REFERENCE = re.compile(BY_DIGEST)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -56,41 +55,19 @@ class BuildStage:
     layer: Layer
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The layers of an image: `shared`, then `own`. Extensions are compiled on `shared` and `tools`, in separate
-    stages."""
-
-    shared: tuple[Layer, ...]
-    own: tuple[Layer, ...]
-    tools: tuple[Layer, ...] = ()
-    stages: tuple[BuildStage, ...] = ()
-
-
-def layer_parts(lock: Lock) -> Parts:
-    """Return the layers in build order, from those shared between profiles to those of this profile alone."""
+def common_layers(lock: Lock) -> tuple[Layer, ...]:
+    """Return the layers below the tools: everything that may be needed to import torch and to compile."""
     epoch = str(SOURCE_DATE_EPOCH)
-    # Debian packages come first: they remove bytecode, and a whiteout of a file in a lower layer has the time of the
-    # build.
-    shared = [_debs("Debian packages", lock.apt, DEBS)] if lock.apt else []
-    shared.append(Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python)))
-    wheels = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
+    debs = [_debs("Debian packages", lock.apt, DEBS)] if lock.apt else []
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
-    late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
-    own = next((i for i, (name, _) in enumerate(wheels) if name == PACKAGES), len(wheels))
-    # Among torch and its dependencies the smallest layers come first, so that the builder has work while the large
-    # wheels are transferred to it. The additional layers of a devel image come later, so that it shares all layers of a
-    # runtime image.
-    torchs = 1 + max((i for i, (name, _) in enumerate(wheels[:late]) if name in ("torch", "triton")), default=-1)
-    early = sorted(wheels[:torchs], key=lambda layer: sum(wheel.bytes for wheel in layer[1]))
-    shared += [_wheels(name, group, overrides.get(name)) for name, group in (*early, *wheels[torchs:late])]
-    shared += map(_archive, lock.archives)
-    shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[late:own]]
-    last = [_extension(one, lock.builder.arch) for one in lock.extensions if lock.builder]
-    last += [_wheels(name, group, overrides.get(name)) for name, group in wheels[own:]]
-    if lock.nvcc:
-        last.append(_nvcc(lock.nvcc))
-    return Parts(tuple(shared), tuple(last), _tools(lock), tuple(_stages(lock)))
+    groups = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
+    shared = [(name, group) for name, group in groups if name != PACKAGES]
+    return (
+        *debs,
+        Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python)),
+        *(_wheels(name, group, overrides.get(name)) for name, group in shared),
+        *map(_archive, lock.archives),
+    )
 
 
 def wheels_context(layer: str) -> str:
@@ -98,22 +75,8 @@ def wheels_context(layer: str) -> str:
     return f"wheels-{layer}"
 
 
-def image_layers(lock: Lock) -> list[Layer]:
-    """Return the layers of the image."""
-    found = layer_parts(lock)
-    return [*found.shared, *found.own]
-
-
 def _nvcc(nvcc: Nvcc) -> Layer:
     return Layer("nvcc, of torch's CUDA", ("nvcc", str(SOURCE_DATE_EPOCH), nvcc.home, nvcc.release))
-
-
-def _extension(one: LockedExtension, arch: str) -> Layer:
-    """The installer takes the only wheel in the directory; the other arguments only identify that wheel."""
-    arguments = ("extension", str(SOURCE_DATE_EPOCH), one.name, one.digest, arch)
-    return Layer(
-        f"{one.name}, compiled from {one.digest[:12]}", arguments, f"source=extensions/{one.name}", "/mnt/wheels"
-    )
 
 
 def _tools(lock: Lock) -> tuple[Layer, ...]:
@@ -173,45 +136,32 @@ def _archive(archive: Archive) -> Layer:
     return Layer(f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive")
 
 
-# In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
-# bytecode.
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def render(lock: Lock, name: str) -> str:
-    """Render the Dockerfile of a lock. Nothing in a lock can add an instruction or reach a shell."""
+def render(lock: Lock) -> str:
+    """Render the Dockerfile for the extensions of a lock. Nothing in a lock can add an instruction or reach a shell.
+    Raises LockError if the stages would have too many layers."""
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters.update(exec=_exec, variable=environment_pair, reference=_reference)
-    found = layer_parts(lock)
-    count = 1 + len(found.shared) + max(len(found.own), len(found.tools) + 1 if found.stages else 0)
+    environment.filters.update(exec=_exec, reference=_reference)
+    layers, tools = common_layers(lock), _tools(lock)
+    count = 2 + len(layers) + len(tools)  # the base, and the stage that compiles
     if count > MAX_LAYERS:
         raise LockError(
-            f"the lock needs {count} layers; an image can have at most {MAX_LAYERS}", hint="name fewer large packages"
+            f"compiling needs {count} layers; an image can have at most {MAX_LAYERS}", hint="name fewer large packages"
         )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        name=name,
         lock_id=lock.id,
-        lock_label=LOCK_LABEL,
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
-        **vars(found),
-        environment=sorted({**ENVIRONMENT, **lock.environment}.items()),
+        layers=layers,
+        tools=tools,
+        stages=list(_stages(lock)),
     )
 
 
 def _exec(arguments: Sequence[str]) -> str:
     """Format the JSON form of RUN, which uses no shell; one argument per line."""
     return "[" + ", \\\n     ".join(json.dumps(argument) for argument in arguments) + "]"
-
-
-def environment_pair(key: str, value: str) -> str:
-    """Format NAME="value" for ENV and LABEL; quotes, backslashes and $ (which the builder would expand) are escaped."""
-    if not _VARIABLE.fullmatch(key) or _CONTROL.search(value):
-        raise ValueError(f"not a name and a one-line value: {key!r}, {value!r}")
-    escaped = re.sub(r"([\\\"$])", r"\\\1", value)
-    return f'{key}="{escaped}"'
 
 
 def _reference(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Rendering, the golden folders, and that no text of a profile or lock becomes an instruction."""
+"""The Dockerfile for extensions, the golden folders, and that no text of a profile or lock becomes an instruction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from envbuild.fetch.locked_wheel_types import LockedWheel
-from envbuild.image import dockerfile_renderer
+from envbuild.image import container_definition_export, extension_dockerfile
+from envbuild.image.oci import image_description
 from envbuild.lock import lock_file
-from envbuild.lock.lock_entry_types import Overridden
-from envbuild.lock.lock_file import Lock
+from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.profile import model as profile_model
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data, strict_and_canonical_json
@@ -58,7 +58,9 @@ def test_a_golden_lock_renders_to_its_dockerfile(case: str) -> None:
     folder = GOLDEN / case
     found = lock_file.read(folder / "lock.yaml")
     assert found is not None
-    assert dockerfile_renderer.render(found, case) == (folder / "Dockerfile").read_text(encoding="utf-8")
+    assert extension_dockerfile.render(found) == (folder / "extension.Dockerfile").read_text(encoding="utf-8")
+    text = container_definition_export.standalone_dockerfile(found, case)
+    assert text == (folder / "Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,9 +80,8 @@ def test_the_committed_dockerfiles_are_what_the_locks_give() -> None:
         name = file.name.removesuffix(".lock.yaml")
         found = lock_file.read(file)
         assert found is not None
-        assert dockerfile_renderer.render(found, name) == (package_data.DOCKERFILES / f"{name}.Dockerfile").read_text(
-            encoding="utf-8"
-        )
+        text = container_definition_export.standalone_dockerfile(found, name)
+        assert text == (package_data.DOCKERFILES / f"{name}.Dockerfile").read_text(encoding="utf-8")
 
 
 # the oracle itself
@@ -126,8 +127,13 @@ def rendered(found: Lock) -> list[Instruction]:
     """Parse the Dockerfile as the builder does; each content is rendered once, since thousands of tests ask for it."""
     key = (found.id, found.image)
     if key not in RENDERED:
-        RENDERED[key] = dockerfile_renderer.render(found, "sample")
+        RENDERED[key] = extension_dockerfile.render(found)
     return instructions(RENDERED[key])
+
+
+def both(found: Lock) -> list[Instruction]:
+    """The instructions of the Dockerfile for extensions, and of the one that stands alone."""
+    return rendered(found) + instructions(container_definition_export.standalone_dockerfile(found, "sample"))
 
 
 @pytest.fixture
@@ -137,20 +143,20 @@ def sample(project: Path) -> Lock:
 
 def test_a_bootstrap_base_is_added_to_nothing(sample: Lock) -> None:
     first, second, *rest = rendered(sample)
-    assert (first.keyword, first.arguments) == ("FROM", ("scratch",))
+    assert (first.keyword, first.arguments) == ("FROM", ("scratch", "AS", "builder"))
     assert (second.keyword, second.arguments) == ("ADD", ("base.tar", "/"))
-    assert {found.keyword for found in rest} == {"RUN", "ENV", "LABEL", "CMD"}
+    assert {found.keyword for found in rest} == {"RUN"}
 
 
 def test_an_image_base_is_taken_by_digest(project: Path) -> None:
     found = rendered(lock_for(plan_of(project, {**PROFILE, "base": {"image": IMAGE}, "apt": []})))
-    assert (found[0].keyword, found[0].arguments) == ("FROM", (IMAGE,))
+    assert (found[0].keyword, found[0].arguments) == ("FROM", (IMAGE, "AS", "builder"))
     assert "ADD" not in {instruction.keyword for instruction in found}
 
 
 def test_every_run_is_hermetic_and_no_shell_reads_it(sample: Lock) -> None:
     runs = [found for found in rendered(sample) if found.keyword == "RUN"]
-    assert len(runs) == 5
+    assert len(runs) == 4
     for run in runs:
         assert run.form == "json"
         assert "--network=none" in run.flags
@@ -161,29 +167,11 @@ def test_the_order_is_base_debian_environment_then_layers(sample: Lock) -> None:
     """Debian packages come first, because their installation removes bytecode, and the virtual environment's layer
     contains some."""
     runs = [found for found in rendered(sample) if found.keyword == "RUN"]
-    assert [run.arguments[2] for run in runs] == ["debs", "venv", "wheels", "wheels", "wheels"]
+    assert [run.arguments[2] for run in runs] == ["debs", "venv", "wheels", "wheels"]
     sources = [
         flag.split("=wheels-")[1].partition(",")[0] for run in runs[2:] for flag in run.flags if "=wheels-" in flag
     ]
-    assert sources == ["python", "torch", "packages"]
-
-
-def test_the_smallest_of_the_shared_layers_comes_first(sample: Lock) -> None:
-    """The builder can then start while the large ones are transferred."""
-    large = dataclasses.replace(sample, wheels=tuple(
-        dataclasses.replace(item, bytes=10**9 if item.layer == "python" else item.bytes) for item in sample.wheels
-    ))  # fmt: skip
-    assert [source for source in folders(large) if "wheels" in source] == [
-        "from=wheels-torch", "from=wheels-python", "from=wheels-packages"
-    ]  # fmt: skip
-
-
-def test_additions_of_a_devel_image_follow_all_layers_of_a_runtime_image(sample: Lock) -> None:
-    """This holds also for small additions."""
-    nvcc = LockedWheel(wheel("nvidia-cuda-nvcc", "13.0.88"), 1, "nvidia-cuda-nvcc")
-    devel = dataclasses.replace(sample, wheels=(*sample.wheels[:-1], nvcc, sample.wheels[-1]))
-    shared, own = folders(sample)[:-1], folders(sample)[-1:]
-    assert folders(devel) == [*shared, "from=wheels-nvidia-cuda-nvcc", *own]
+    assert sources == ["python", "torch"], "the profile's own packages are not needed to compile"
 
 
 def folders(found: Lock) -> list[str]:
@@ -191,23 +179,6 @@ def folders(found: Lock) -> list[str]:
     flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
     words = (word for flag in flags for word in flag.split(","))
     return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
-
-
-def test_additions_of_the_variant_come_between_torch_and_the_profiles_packages(project: Path) -> None:
-    """The layers before them are those of the runtime image, and a changed pin of cuBLAS does not affect them."""
-    plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))
-    cublas = Overridden("nvidia-cublas-cu12", "12.6.4.1", "==12.6.3.3")
-    own = LockedWheel(wheel("nvidia-cublas-cu12", "12.6.4.1"), 1, "nvidia-cublas-cu12")
-    pinned = (*plain.wheels[:-1], own, plain.wheels[-1])
-    runtime = dataclasses.replace(plain, wheels=pinned, overrides=(cublas,))
-    devel = lock_for(plan_of(project, ARCHIVES))
-    devel = dataclasses.replace(devel, wheels=pinned, overrides=(cublas,))
-    before, after = folders(runtime), folders(devel)
-    assert before == ["source=debs", *(f"from=wheels-{name}" for name in ("python", "torch", "nvidia-cublas-cu12",
-                                                                           "packages"))]  # fmt: skip
-    assert after == [*before[:3], "source=archives/cuda-toolkit", "source=archives/cuda-compat", *before[3:]]
-    last = [run for run in rendered(devel) if run.keyword == "RUN"][-1]
-    assert last.arguments[2:] == ("nvcc", "1704067200", "/usr/local/cuda", "12.6")
 
 
 def test_an_archive_is_unpacked_by_its_hash(project: Path) -> None:
@@ -220,7 +191,7 @@ def test_an_archive_is_unpacked_by_its_hash(project: Path) -> None:
 
 def test_every_wheel_is_installed_once_by_its_hash(sample: Lock) -> None:
     arguments = [argument for run in rendered(sample) if run.keyword == "RUN" for argument in run.arguments]
-    for locked in sample.wheels:
+    for locked in (one for one in sample.wheels if one.layer != PACKAGES):
         wanted = f"{locked.wheel.name}=={locked.wheel.version} --hash=sha256:{locked.wheel.sha256}"
         assert arguments.count(wanted) == 1
 
@@ -228,25 +199,6 @@ def test_every_wheel_is_installed_once_by_its_hash(sample: Lock) -> None:
 def test_without_debian_packages_the_layer_is_missing(project: Path) -> None:
     found = rendered(lock_for(plan_of(project, {**PROFILE, "apt": []})))
     assert not [run for run in found if "debs" in run.arguments]
-
-
-def test_the_environment_and_the_lock_are_recorded(sample: Lock) -> None:
-    found = rendered(sample)
-    environment = dict(item.arguments for item in found if item.keyword == "ENV" and len(item.arguments) == 2)
-    assert environment == {"PYTHONDONTWRITEBYTECODE": "1", **sample.environment}
-    labels = [item.arguments for item in found if item.keyword == "LABEL"]
-    assert labels == [("io.envbuild.lock", sample.id)]
-    assert not {"USER", "ENTRYPOINT"} & {item.keyword for item in found}
-
-
-def test_a_profile_decides_whether_python_writes_compiled_code(project: Path) -> None:
-    found = rendered(lock_for(plan_of(project, {**PROFILE, "env": {"PYTHONDONTWRITEBYTECODE": ""}})))
-    variables = [item.arguments for item in found if item.keyword == "ENV"]
-    assert [value for name, value in variables if name == "PYTHONDONTWRITEBYTECODE"] == [""]
-
-
-def test_no_directive_is_relied_on(sample: Lock) -> None:
-    assert "syntax" not in dockerfile_renderer.render(sample, "sample")
 
 
 def test_the_compiler_gets_the_flags_for_reproducible_output(project: Path) -> None:
@@ -260,7 +212,7 @@ def test_the_compiler_gets_the_flags_for_reproducible_output(project: Path) -> N
 
 def test_rendering_is_a_function_of_the_content(sample: Lock) -> None:
     other = dataclasses.replace(sample, made="20300101T000000Z", inputs={})
-    assert dockerfile_renderer.render(sample, "a") == dockerfile_renderer.render(other, "a")
+    assert extension_dockerfile.render(sample) == extension_dockerfile.render(other)
 
 
 def many(sample: Lock, number: int) -> Lock:
@@ -269,7 +221,7 @@ def many(sample: Lock, number: int) -> Lock:
 
 
 def test_many_layers_fit(sample: Lock) -> None:
-    assert len(rendered(many(sample, dockerfile_renderer.MAX_LAYERS - 3))) > 90
+    assert len(rendered(many(sample, image_description.MAX_LAYERS - 4))) > 90
 
 
 def test_too_many_layers_are_refused_or_shared(sample: Lock) -> None:
@@ -277,7 +229,7 @@ def test_too_many_layers_are_refused_or_shared(sample: Lock) -> None:
         found = rendered(many(sample, 130))
     except EnvbuildError:
         return
-    assert len([item for item in found if item.keyword in ("RUN", "ADD")]) <= dockerfile_renderer.MAX_LAYERS
+    assert len([item for item in found if item.keyword in ("RUN", "ADD")]) <= image_description.MAX_LAYERS
 
 
 # hostile strings in a profile
@@ -440,7 +392,7 @@ def outcome(folder: Path, field: str, value: str) -> list[Instruction] | Profile
     data = copy.deepcopy(PROFILE)
     FIELDS[field](data, value)
     try:
-        return rendered(lock_for(plan_of(folder, data)))
+        return both(lock_for(plan_of(folder, data)))
     except ProfileError as error:
         return error
 
@@ -628,6 +580,6 @@ def test_an_argument_with_any_content_stays_one_argument(project: Path) -> None:
         assert arguments[0][-1] == odd.file
 
 
-def test_a_profiles_name_is_all_that_reaches_the_first_comment(project: Path) -> None:
-    first = dockerfile_renderer.render(lock_for(plan_of(project, PROFILE)), "sample").splitlines()[0]
-    assert first.startswith("# Made by `envbuild render sample` from the lock sha256:")
+def test_the_first_comment_names_the_lock(project: Path) -> None:
+    lock = lock_for(plan_of(project, PROFILE))
+    assert extension_dockerfile.render(lock).splitlines()[0] == f"# Compiles the extensions of the lock {lock.id}."

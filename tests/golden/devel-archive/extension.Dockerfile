@@ -1,0 +1,50 @@
+# Compiles the extensions of the lock sha256:98959b5b3798bd3ca14ed9599e2d217384629f53306e300ffa46651ea07be66b.
+# Its build context is made by `envbuild build`: bin/ (uv and the installer), debs/, base.tar; and a context wheels-<layer>
+# for each folder of wheels, so that one comes while the wheels of another are installed.
+# No step has network; every file is checked against the lock's sha256; every time is 1704067200.
+FROM scratch AS builder
+ADD base.tar /
+
+# the virtual environment, /opt/venv
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "venv", \
+     "1704067200", \
+     "3.11"]
+
+# python
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-python,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "pip==1.0 --hash=sha256:ba50a427a3fa9dbf0057575a44852c097d56b7a2170f784cd031aca2404b29ac"]
+
+# torch
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-torch,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "torch==1.0 --hash=sha256:ea32f47f1996ab0061766f74f57f166c6c562f81063c1a007871ce45bf60547a"]
+
+# cuda-toolkit 12.6.3
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=archives/cuda-toolkit,target=/mnt/archive \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "archive", \
+     "1704067200", \
+     "cuda-toolkit", \
+     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", \
+     "/usr/local/cuda"]
+
+# cuda-compat 580.95.05
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=archives/cuda-compat,target=/mnt/archive \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "archive", \
+     "1704067200", \
+     "cuda-compat", \
+     "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", \
+     "/usr/local/cuda/compat"]
