@@ -3,7 +3,8 @@
 python benchmarks/clean_runs.py [--runs 1000]     adds runs to benchmarks/results/clean_runs.json until each probe has
                                                   that many, and writes clean_runs.md; exit 1 after a false alarm
 
-Only the probes in PROBES run, at level quick. A new sampled probe of that level is added there.
+Only the probes in PROBES run, each at its lowest level: optim.torch at standard, the others at quick. A new sampled
+probe of level quick is added there.
 
 Runs count for the version of the probe that ran (envbuild/selftest/probes/versions.json) and for this torch. So a
 campaign can be interrupted, and go on later and on another machine; after a change, only the changed probes run again.
@@ -28,6 +29,7 @@ import torch
 from machine import RESULTS, described, write
 from options import positive, program
 
+from envbuild.facts import probe_catalogue_reader
 from envbuild.util.atomic_files import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,6 @@ FILE = RESULTS / "clean_runs.json"
 VERSIONS = ROOT / "envbuild" / "selftest" / "probes" / "versions.json"
 RUNS = 1000
 THREADS = (1, 2)
-LEVEL = "quick"
 PROBES = ("gemm.cases", "attention.cases", "norm.cases", "conv.cases", "repeat", "operations", "optim.torch")
 # Reads a job document, and writes the results of the probes as one JSON document.
 WORKER = """
@@ -125,20 +126,31 @@ def campaign(
 
 
 def run(probes: Sequence[str], seed: int) -> Done:
-    """Run the probes with a seed."""
+    """Run the probes with a seed, those of each level in one process."""
     threads = THREADS[seed % len(THREADS)]
-    document = {
-        "version": 1,
-        "nonce": f"{seed:032x}",
-        "level": LEVEL,
-        "device": "cpu",
-        "probes": list(probes),
-        "seed": seed,
-        "threads": threads,
-    }
-    argv = [sys.executable, "-c", WORKER]
-    done = subprocess.run(argv, input=json.dumps(document).encode(), stdout=subprocess.PIPE, check=True, cwd=ROOT)
-    return Done(seed, threads, failures(probes, json.loads(done.stdout)["probes"]))
+    found: dict[str, str | None] = {}
+    for level, names in by_level(probes).items():
+        document = {
+            "version": 1,
+            "nonce": f"{seed:032x}",
+            "level": level,
+            "device": "cpu",
+            "probes": names,
+            "seed": seed,
+            "threads": threads,
+        }
+        argv = [sys.executable, "-c", WORKER]
+        done = subprocess.run(argv, input=json.dumps(document).encode(), stdout=subprocess.PIPE, check=True, cwd=ROOT)
+        found.update(failures(names, json.loads(done.stdout)["probes"]))
+    return Done(seed, threads, {probe: found[probe] for probe in probes})
+
+
+def by_level(probes: Iterable[str]) -> dict[str, list[str]]:
+    """Return the probes of each lowest level: at a lower one they sample no cases."""
+    found: dict[str, list[str]] = {}
+    for probe in probes:
+        found.setdefault(probe_catalogue_reader.known_probes()[probe].level, []).append(probe)
+    return found
 
 
 def failures(probes: Sequence[str], results: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
@@ -206,17 +218,15 @@ def report(found: Sequence[Runs], versions: Mapping[str, int], version: str) -> 
     return [
         "# Clean runs of the sampled probes",
         "",
-        f"Made by `make clean-runs` with torch {version}, on the CPU, at level {LEVEL}: nothing has run on a GPU.",
+        f"Made by `make clean-runs` with torch {version}, on the CPU: nothing has run on a GPU.",
         "Each run has its own seed. A run counts for the version of the probe that ran: after a change, it runs again.",
-        f"{RUNS} runs of each probe are wanted.",
+        f"{RUNS} runs of each probe are wanted, at its lowest level.",
         "",
         *(f"- Machine: {machine}." for machine in machines),
         "",
         "| probe | version | runs | with 1 thread | with 2 threads | false alarms |",
         "|---|---|---|---|---|---|",
         *rows,
-        "",
-        "optim.torch samples nothing at this level and runs its fixed cases.",
         *(["", "| probe | seed | threads | false alarm |", "|---|---|---|---|"] if alarms else []),
         *(f"| {one.probe} | {seed} | {one.threads} | {reason} |" for one, seed, reason in alarms),
     ]
