@@ -194,7 +194,7 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if _is_cuda(plain.get("device")):
         plain["device"] = torch.device("cpu")
     # A copy from the host, including its conversion, is the host's work on a real GPU too.
-    with here.clock.stopped() if strangers and name in _COPIES else contextlib.nullcontext():
+    with here.clock.stopped() if strangers and name in _COPIES else contextlib.nullcontext(), _lazy_views():
         result = compute(operation, plain_args, plain, here.gpu.capability)
     if here.graph is not None:
         if strangers:
@@ -202,6 +202,15 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         here.graph.keep(operation, plain_args, plain, result)
     written = _written(operation, args, kwargs)
     return tree_map(_lifted, result) if written is None else written
+
+
+def _lazy_views() -> Any:
+    """While entered, torch resolves the lazy conjugates that an operation makes inside (pinv of complex matrices). In a
+    __torch_dispatch__ torch skips these keys, which come before Python's."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def _lifted(value: Any) -> Any:
