@@ -28,6 +28,9 @@ SLOPE = 1.5  # the largest derivative of a cubic weight by its position: 1.35 fo
 LINEAR_ROUNDINGS, CUBIC_ROUNDINGS = 2, 35 + 2 * 6
 # Antialiased weights are divided by their sum W, which is 1/2 at least: their errors and that of W, both divided by W.
 NORMALIZED = 2 * 2
+# torch's CPU kernels round a linear weight t to the dtype, which changes 1 - t by as much: by at most u / 2, half the
+# distance between the numbers from 1/2 to 1. Relative to a small weight that is more than a rounding.
+COMPLEMENT = 0.5
 ENDS = 2  # elements just beyond the taps, one at each end
 
 
@@ -36,14 +39,15 @@ class Side:
     """The resizing of one dimension.
 
     `matrix`: (outputs, n), the weights of the input's elements in each output. `error`: how much a kernel's weights may
-    differ from it.
+    differ from it. `complement`: the same in units of the dtype's u, for weights that are rounded to the dtype.
     """
 
     matrix: torch.Tensor
     error: float = 0.0
+    complement: float = 0.0
 
     def transposed(self) -> Side:
-        """The same for the gradient."""
+        """The same for the gradient, whose weights are not rounded to the dtype before their products are."""
         return Side(self.matrix.t(), self.error)
 
 
@@ -71,7 +75,8 @@ def nearest(n: int, out: int, scale: Fraction, is_centred: bool = False) -> Side
 def linear(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
     place = _places(out, scale, is_aligned).clamp(0, n - 1)
     matrix = (1 - (place[:, None] - torch.arange(n)).abs()).clamp(min=0)
-    return Side(matrix, _error(scale, POSITION * n + LINEAR_ROUNDINGS))
+    error = _error(scale, POSITION * n + LINEAR_ROUNDINGS)
+    return Side(matrix, error, COMPLEMENT if error else 0.0)
 
 
 def cubic(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
@@ -115,16 +120,16 @@ def _places(out: int, scale: Fraction, is_aligned: bool) -> torch.Tensor:
 def weighted(x: torch.Tensor, sides: Sequence[Side], dtype: torch.dtype) -> Exact:
     """x (images, channels, ...) times the matrix of each dimension, with the tolerance of a kernel for it.
 
-    The tolerance is the rounding of the result and two terms more:
+    The tolerance is the rounding of the result and two terms more, with u of the dtype:
 
     - (terms + dimensions) u |A| |x|, with A the product of the matrices: each term may be rounded to the dtype, as
       additions to memory are (upsample_increment_value_bounded in UpSample.cuh), and so may the weights of each
-      dimension. A sum of one term with the weight 1 is not rounded.
-    - max |x| times the sum over the dimensions of `error` (taps + ENDS) and the largest sums of |weights| of the other
-      dimensions. A rounded position can cross an element: an element just beyond the taps, whose exact weight is 0,
-      then has a weight of up to `error`. There is one at each end.
+      dimension. Copies, and sums of whole numbers up to 1 / u, are exact.
+    - max |x| times the sum over the dimensions of `error` (taps + ENDS) + `complement` u taps, times the largest sums
+      of |weights| of the other dimensions. A rounded position can cross an element: an element just beyond the taps,
+      whose exact weight is 0, then has a weight of up to `error`. There is one at each end.
     """
-    value, size, terms = x, x.abs(), 1
+    value, size, terms, u = x, x.abs(), 1, tolerances.unit_roundoff(dtype)
     sums, moved = [], []
     for dim, side in enumerate(sides, start=2):
         value, size = (
@@ -134,11 +139,11 @@ def weighted(x: torch.Tensor, sides: Sequence[Side], dtype: torch.dtype) -> Exac
         taps = int((side.matrix != 0).sum(1).max())
         terms *= taps
         sums.append(float(side.matrix.abs().sum(1).max()))
-        moved.append(side.error * (taps + ENDS))
-    is_copied = terms == 1 and not any(moved)
-    if is_copied and bool((value == value.round()).all()):
+        moved.append(side.error * (taps + ENDS) + side.complement * u * taps)
+    is_whole = all(bool((part == part.round()).all()) for part in (x, *(side.matrix for side in sides)))
+    if is_whole and not any(moved) and float(size.max()) <= 1 / u:
         return without_rounding(value)
-    steps = 0 if is_copied else terms + len(sides)
+    steps = terms + len(sides)
     relative = sum(part * math.prod(sums[:dim] + sums[dim + 1 :]) for dim, part in enumerate(moved))
-    limit = steps * tolerances.unit_roundoff(dtype) * size + relative * x.abs().max()
+    limit = steps * u * size + relative * x.abs().max()
     return Exact(value, tolerances.rounding(value, dtype) + limit)

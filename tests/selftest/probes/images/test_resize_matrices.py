@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from envbuild.selftest.numerics import operation_case, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.probes.images import image_interpolation_cases, image_pooling_and_resize_cases, resize_matrices
+from envbuild.selftest.probes.images.resize_matrices import Side
 
 N = 9
 BUILT = {
@@ -117,6 +118,26 @@ def test_an_element_just_beyond_the_taps_is_within_the_tolerance_and_one_further
     assert not compare(crossed, exact.value, exact.bound).wrong
     crossed[..., 10] += 20 * side.error * 10
     assert compare(crossed, exact.value, exact.bound).wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_linear_weights_that_are_rounded_to_the_dtype_are_within_the_tolerance(dtype: torch.dtype) -> None:
+    """The elements with the small weights are the large ones, so that roundings of each term do not explain it."""
+    out = 178
+    side = resize_matrices.linear(65, out, resize_matrices.ratio(65, out, is_aligned=True), is_aligned=True)
+    x = torch.where(torch.arange(65) % 2 == 0, 9.0, 1.0).to(torch.float64).view(1, 1, -1)
+    exact = resize_matrices.weighted(x, [side], dtype)
+    got = F.interpolate(x.to(dtype), out, mode="linear", align_corners=True)
+    rounded = side.matrix.clone()
+    for row in rounded:
+        places = row.nonzero().flatten()
+        if len(places) == 2:
+            row[places[1]] = row[places[1]].to(dtype).double()
+            row[places[0]] = 1 - row[places[1]]
+    assert not compare(got, exact.value, exact.bound).wrong
+    assert not compare((x @ rounded.t()).to(dtype), exact.value, exact.bound).wrong
+    terms_alone = resize_matrices.weighted(x, [Side(side.matrix, side.error)], dtype)
+    assert float(((x @ rounded.t() - exact.value).abs() / terms_alone.bound).max()) > 0.5
 
 
 @pytest.mark.parametrize(
