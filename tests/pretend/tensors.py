@@ -132,6 +132,18 @@ class _Download(torch.autograd.Function):
         return grads[0].to(DEVICE)
 
 
+class _Upload(torch.autograd.Function):
+    """Copies from the host to the GPU, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor) -> torch.Tensor:
+        return GpuTensor(source.detach().resolve_conj().clone())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].cpu()
+
+
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Replaces torch.Tensor.to for tensors of the host: torch's C++ code would ask CUDA which device a plain "cuda"
     means."""
@@ -173,6 +185,22 @@ def simulated(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return counted
+
+
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces a function that a GpuTensor cannot pass through: torch's C++ code creates tensors on the device that it
+    sees, the host, or needs a lazy conjugate. The function and its gradient are computed on the host."""
+
+    @functools.wraps(function)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(leaf, GpuTensor) for leaf in tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
+        with here.clock:
+            plain_args, plain = tree_map(lambda x: x.cpu() if isinstance(x, GpuTensor) else x, (args, kwargs))
+            found = function(*plain_args, **plain)
+            return tuple(map(_Upload.apply, found)) if isinstance(found, tuple) else _Upload.apply(found)
+
+    return computed
 
 
 def _is_cuda(device: Any) -> bool:
