@@ -256,7 +256,7 @@ def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str, dtype: torch.dtyp
     value, size = (g[:, :, None] * weights).sum(1), (g.abs()[:, :, None] * weights).sum(1)
     # torch adds the positive and the negative part, each as the logarithm of a sum that is rounded at each step.
     results = largest + sums.log()
-    depth = tolerances.gamma(16 * n, tolerances.unit_roundoff(dtype)) * (1 + results.abs().amax(1, keepdim=True))
+    depth = tolerances.gamma(16 * n, tolerances.unit_roundoff(dtype)) * (1 + results.abs().max(1, keepdim=True)[0])
     return value, depth * size
 
 
