@@ -9,6 +9,6 @@ refuse at this compute capability; memory is counted and ends; a CUDA graph read
 libcuda and NVML answer (stand-ins written in C), and nvidia-smi.
 
 Not as on a GPU: torch's and NVIDIA's kernels, their speed and workspaces, streams, CUDA's own autocast lists, inference
-mode (no_grad), and the functions of runtime.ON_HOST, which run on the host. A pass shows that a probe's path for GPUs works and that its tolerances leave room for this
-arithmetic, not that a GPU passes.
+mode (no_grad), and the functions of runtime.ON_HOST, which run on the host. A pass shows that a probe's path for GPUs
+works and that its tolerances leave room for this arithmetic, not that a GPU passes.
 """
