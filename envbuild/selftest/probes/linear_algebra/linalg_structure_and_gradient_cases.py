@@ -305,9 +305,9 @@ def _factors(kind: str, a: torch.Tensor, point: Point, flags: Flags) -> dict[str
     a = with_large_gaps(a, layout)
     if kind == "lu":
         p, low, up = torch.linalg.lu(a)
-        zeros = {"zeros of l": torch.triu(low, 1), "zeros of u": torch.tril(up, -1)}
+        outside = {"zeros of l": torch.triu(low, 1), "zeros of u": torch.tril(up, -1)}
         ones = low.diagonal(dim1=-2, dim2=-1)
-        return {"product": _host(p) @ _host(low) @ _host(up), "diagonal of l": ones, **zeros}
+        return {"product": _host(p) @ _host(low) @ _host(up), "diagonal of l": ones, **outside}
     if kind == "qr r":
         r = torch.linalg.qr(a, "r")[1]
         wide = _host(r)
@@ -390,6 +390,7 @@ def _within(value: torch.Tensor, limit: torch.Tensor) -> Exact:
 
 def _exactly(*given: torch.Tensor, point: Point, known: Spectrum | None) -> Expected:
     found: dict[str, Exact] = {}
+    step: Callable[..., Expected]
     if known is not None:
         step = functools.partial(_of_spectrum_exactly, known=known)
     else:
@@ -502,7 +503,12 @@ def _norms_exactly(a: torch.Tensor, values: torch.Tensor, error: torch.Tensor, p
     """`values` with their `error`: singular values. Other norms are sums of magnitudes or their squares, and have the
     error of a summation."""
     rows, columns = (a.abs().sum(dim) for dim in (-1, -2))
-    sums = {1: columns.amax(-1), -1: columns.amin(-1), math.inf: rows.amax(-1), -math.inf: rows.amin(-1)}
+    sums: dict[float | str, torch.Tensor] = {
+        1: columns.amax(-1),
+        -1: columns.amin(-1),
+        math.inf: rows.amax(-1),
+        -math.inf: rows.amin(-1),
+    }
     sums["fro"] = a.abs().square().sum((-1, -2)).sqrt()
     u = 8 * summation_in(a.shape[-1] * a.shape[-2], point["dtype"])
     return {
