@@ -35,7 +35,7 @@ _PREFIX = re.compile(
     r"|> (?:> )?"  # quoted in an issue
     r")"
 )
-_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_UNICODE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 _SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)")
 _TRIGGERS = tuple(
     re.compile(text)
@@ -62,10 +62,15 @@ def without_prefix(text: str) -> str:
     return text
 
 
+def _unescaped(match: re.Match[str]) -> str:
+    """The characters of escapes. Two of them may be the halves of one character; half a character becomes U+FFFD."""
+    return bytes.fromhex(match[0].replace("\\u", "")).decode("utf-16-be", "replace")
+
+
 def normalized(text: str) -> str:
     """The plain form of a line."""
     if "\\u" in text:
-        text = _UNICODE.sub(lambda match: chr(int(match[1], 16)), text)
+        text = _UNICODE.sub(_unescaped, text)
     if "&" in text:
         for entity, character in _ENTITIES.items():
             text = text.replace(entity, character)

@@ -18,6 +18,7 @@ from envbuild.explain import (
     message_normalization,
 )
 from envbuild.facts import log_signatures
+from unit.explain.corpus import piped
 
 _FOLDER = Path(__file__).parent
 MESSAGES = [
@@ -94,11 +95,18 @@ def test_each_family_of_errors_has_forms_with_the_number() -> None:
         ("No module named ‘amp_C’", "No module named 'amp_C'"),
         ("can&#39;t  open &lt;x&gt;", "can't open <x>"),
         (r"a \"b\" \u0063", 'a "b" c'),
+        (r"done \ud83c\udf89\u0021", "done \U0001f389!"),
+        (r"cut \ud83c, and \udf89", "cut \ufffd, and \ufffd"),
         (r"CUDNN\_STATUS", "CUDNN_STATUS"),
     ],
 )
 def test_the_plain_form_of_a_line(text: str, plain: str) -> None:
     assert message_normalization.normalized(text) == plain
+
+
+def test_half_a_character_as_an_escape_is_readable() -> None:
+    log = '{"event": "reached \\ud83c", "a": 1}\ntorch.OutOfMemoryError: CUDA out of memory\n'
+    assert "out of memory" in piped(log)
 
 
 @pytest.mark.parametrize(
