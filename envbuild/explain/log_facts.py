@@ -296,7 +296,7 @@ def _memory(log: Log) -> Iterator[str]:
         if unused >= max(sizes["tried"], _PIECES * held) or sizes.get("free", 0.0) >= sizes["tried"]:
             yield "fragmented"
         others = sizes.get("total", 0.0) - sizes.get("free", 0.0) - own
-        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * sizes["total"]):
+        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * sizes.get("total", 0.0)):
             yield "memory-of-others"
     yield from _memory_of_nobody(log)
 

@@ -201,3 +201,13 @@ def test_the_last_frame_of_a_traceback_that_is_cut_off() -> None:
 def test_a_format_is_a_hint_only_with_its_symptom() -> None:
     assert causes("Tesla T4, dtype bfloat16: 45 s/it, float16 takes 5 s/it") == ["bf16-pre-ampere"]
     assert causes("loading bf16 weights on Tesla V100 took 20 s") == []
+
+
+@pytest.mark.parametrize("total", ["total capacty of", "total"])  # some releases of torch misspell the word
+def test_a_full_gpu_whose_size_is_not_read_is_explained(total: str) -> None:
+    log = (
+        f"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a {total} 8.00 GiB of "
+        "which 1.00 GiB is free. Of the allocated memory 6.50 GiB is allocated by PyTorch, and 0.1 GiB is reserved by "
+        "PyTorch but unallocated.\n"
+    )
+    assert "gpu-memory" in piped(log, "--json")
