@@ -86,7 +86,7 @@ def test_the_pins_are_those_of_the_nearest_gpu(gpu: str, parent: str) -> None:
 def test_show_writes_nothing_and_new_writes_the_profile_that_was_shown(project: Path) -> None:
     before = envbuild("show", "NVIDIA GeForce RTX 5080 Laptop GPU")
     assert before.code == 0 and before.stdout.startswith("rtx5080-laptop: NVIDIA GeForce RTX 5080 Laptop GPU\n")
-    note = "no profile is shipped for rtx5080-laptop: this is what `envbuild init rtx5080-laptop` would write"
+    note = "no profile is shipped for rtx5080-laptop: using the profile that `envbuild init rtx5080-laptop` would write"
     assert before.stderr == f"note: {note}\n"
     assert files(project) == []
     done = envbuild("init", "RTX 5080 Laptop")
