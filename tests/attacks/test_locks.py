@@ -357,12 +357,12 @@ def test_a_pin_of_torch_comes_before_a_requirements_file(project: Path, index: I
     assert of_project(project)["torch"] == "2.13.0"
     reason = "torch>=2.14 is left out: --pin has torch 2.13.0"
     assert done.document["notes"] == [
-        f"sample-app: app/requirements.txt:2: {reason} (--pin comes before the profile, "
-        "and the profile before the requirements file)"
+        f"sample-app: app/requirements.txt:2: {reason} (--pin takes precedence over the profile, "
+        "and the profile over the requirements file)"
     ]
 
 
-CUDA_LEFT = "is left out: --pin has torch 2.13.0 (--pin comes before the profile, and the profile before the"
+CUDA_LEFT = "is left out: --pin has torch 2.13.0 (--pin takes precedence over the profile, and the profile over the"
 
 
 @pytest.mark.legitimate(

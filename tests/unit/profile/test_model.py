@@ -54,7 +54,7 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "packages:\n- numpy\n- '???'\n", 6, "packages[1]", "is not a requirement"),
         (GOOD + "packages: ['apex']\n", 4, "packages[0]", "unrelated package"),
         (GOOD + "packages: ['APEX==0.1']\n", 4, "packages[0]", "unrelated package"),
-        (GOOD + "packages: ['x @ file:///etc/passwd']\n", 4, "packages[0]", "address"),
+        (GOOD + "packages: ['x @ file:///etc/passwd']\n", 4, "packages[0]", "URL"),
         (GOOD + "packages: ['-r /etc/passwd']\n", 4, "packages[0]", "is not a requirement"),
         (GOOD + "packages: ['--index-url=x']\n", 4, "packages[0]", "is not a requirement"),
         (GOOD + "packages: [{numpy: 2}]\n", 4, "packages[0]", "must be text"),
