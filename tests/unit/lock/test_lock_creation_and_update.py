@@ -566,7 +566,7 @@ def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path
     with pytest.raises(ProfileError) as caught:
         lock_creation_and_update.update_lock(plan_of(project, {**data, "torch": "2.13.0"}), locked)
     (fault,) = caught.value.faults
-    assert (fault.field, fault.message) == ("driver.compat", "cuda-compat is of 570.26, and must be >=580")
+    assert (fault.field, fault.message) == ("driver.compat", "cuda-compat has version 570.26, but must match >=580")
 
 
 def test_differences_are_a_line_each(project: Path) -> None:
