@@ -30,9 +30,9 @@ class CompiledRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """This lock produced this image. `recipe`: the hash of everything that determines the image; if an engine built it,
-    except the wheels compiled from source, which are in `extensions`. `digest`: of the manifest, if envbuild wrote the
-    layers; then it is the same in every registry."""
+    """A record that a lock produced an image. `recipe`: the hash of everything that determines the image. If an engine
+    built the image, it does not cover the wheels compiled from source, which are in `extensions`. `digest`: that of the
+    manifest, if envbuild wrote the layers. It is then the same in every registry, unless `push` uses zstd."""
 
     image: str
     handle: str
@@ -76,8 +76,8 @@ def _read(file: Path) -> Record | None:
 
 
 def difference_message(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str | None:
-    """Return a message if the same recipe produced a different image before, else None. Of several earlier images it
-    compares with the most similar one. `titles`: titles of the last layers; the layers below are the base."""
+    """Return a message if the same recipe produced a different image before, else None. If there are several earlier
+    images, it compares the most similar one. `titles`: titles of the last layers; the layers below are the base."""
     others = [record for record in before if record.image != now.image]
     if not others:
         return None

@@ -1,5 +1,5 @@
-"""Builds the image of a lock that names a base image, with BuildKit: its base is not read here, so that its layers
-cannot be written. All other images are written from their layers (oci/)."""
+"""Builds the image of a lock that names a base image, with BuildKit. envbuild does not read that base image, so it
+cannot write the layers itself, as it does for all other images (oci/)."""
 
 from __future__ import annotations
 

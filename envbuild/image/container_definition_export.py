@@ -1,7 +1,8 @@
 """Exports a lock as a Dockerfile, an Apptainer definition or a devcontainer.json that need no envbuild. Pure.
 
-pip installs the locked wheels with their hashes, and the metadata of the packages are changed to require the overrides.
-Debian packages have the versions of the day of the build; the image of `envbuild build` has the locked ones.
+pip installs the locked wheels with their hashes, and the metadata of the packages is changed to require the overrides.
+Debian packages get the versions that a mirror has on the day of the build; an image of `envbuild build` has the locked
+versions.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def devcontainer(lock: Lock, profile: Profile, name: str) -> str:
         document |= {"runArgs": ["--gpus", "all"], "hostRequirements": {"gpu": True}}
     comments = [
         *requirements_export.heading(lock, name, "devcontainer"),
-        "# Save it as .devcontainer/devcontainer.json. It builds the file next to it:",
+        "# Save this file as .devcontainer/devcontainer.json. It builds the Dockerfile in the same folder:",
         f"#   envbuild export dockerfile {name} -o .devcontainer/{file}",
         *_comments(lock),
     ]
@@ -136,14 +137,14 @@ def _comments(lock: Lock) -> list[str]:
     if lock.overrides:
         lines += [
             f"# Pinned by changed metadata of the packages: {requirements_export.override_list(lock)};",
-            "# a later pip install keeps it.",
+            "# a later pip install keeps the override.",
         ]
     if lock.image:
         lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
     else:
         lines += [
-            "# Not pinned: the base image (a tag) and the Debian packages: versions of the day of the build.",
-            "# In the image of `envbuild build` they are pinned.",
+            "# Not pinned: the base image (a tag) and the Debian packages (their versions on the day of the build).",
+            "# An image of `envbuild build` pins both.",
         ]
     lines += requirements_export.left_out(lock)
     return lines + (["# Left out: the setup of nvcc"] if lock.nvcc else [])

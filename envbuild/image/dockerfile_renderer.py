@@ -109,7 +109,8 @@ def _nvcc(nvcc: Nvcc) -> Layer:
 
 
 def _extension(one: LockedExtension, arch: str) -> Layer:
-    """The installer takes the only wheel in the directory; the other arguments only identify that wheel."""
+    """Return the layer of an extension. The installer takes the only wheel in the directory; the arguments identify
+    that wheel for BuildKit's cache."""
     arguments = ("extension", str(SOURCE_DATE_EPOCH), one.name, one.digest, arch)
     return Layer(
         f"{one.name}, compiled from {one.digest[:12]}", arguments, f"source=extensions/{one.name}", "/mnt/wheels"

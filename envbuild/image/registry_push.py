@@ -27,11 +27,12 @@ def parse_repository(text: str) -> Reference:
 
 
 def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> tuple[Manifest, bool]:
-    """Push an image unless the registry has it, with any compression. Return its manifest and whether it was there
-    already.
+    """Push an image unless the registry has it, with any compression. Return its manifest, and whether the registry had
+    it already.
 
-    `send` pushes it under a tag with the image's id, since a push by digest is not possible. Only the manifest in the
-    registry counts as success. Raises CheckFailed if that manifest is of a different image, and what `send` raises.
+    `send` pushes the image under a tag with the image's id, since a push by digest is not possible. The push has
+    succeeded only if the registry then serves the image under that tag. Raises CheckFailed otherwise, and what `send`
+    raises.
     """
     found = there(place, image_id)
     if found is not None:

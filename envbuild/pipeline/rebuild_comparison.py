@@ -1,4 +1,4 @@
-"""`verify --rebuild`: makes the image again from the lock named in its evidence, and compares it layer by layer."""
+"""`verify --rebuild`: makes an image again from the lock in its evidence, and compares the two layer by layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMES = "the registry's image", "what the lock gives"
 
 
 def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
-    """Return why the image made again differs from the verified image; an empty list if it is the same.
+    """Make the image again, and return why the result differs from the verified image; an empty list if it does not.
 
     The layers are written again, without an engine. Only an engine can compile extensions and build on a base image; in
     that build it may order the files of a layer differently, which the verdict records. Raises what a build raises.
@@ -65,8 +65,8 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
 
 @dataclass(frozen=True)
 class _Equal:
-    """The image made again has the same layers and configuration. `id`: its image id, which may differ; `reordered`:
-    numbers, from 1, of the layers whose files have another order."""
+    """The rebuilt image has the same layers and configuration. `id`: its image id, which may differ; `reordered`:
+    numbers, from 1, of the layers whose files have a different order."""
 
     id: str
     reordered: list[int] = field(default_factory=list)
@@ -85,7 +85,7 @@ def _described(found: _Equal, proved_id: str) -> str:
 
 
 def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -> Recipe:
-    """What the signed lock says to make, under a separate name."""
+    """The recipe for the image of the signed lock, under a separate name."""
     loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
     plan = plan_resolver.resolve(loaded)
     lock = fetch_base(context, plan, build.lock, lock_again=False)
@@ -125,8 +125,9 @@ def _stored(described: DescribedLayer, diff_id: str) -> Iterator[engine_image_to
 def _compare_built(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | _Equal:
     """Build the image again without the build cache and return the first objection.
 
-    Another builder may write another history; the layers, and the configuration that a container receives, must be the
-    same. Each layer is read from where it was verified, since its blob may differ from what the configuration says.
+    A different builder may write a different history. But the layers, and the configuration that a container receives,
+    must be the same. Each layer is read from the verified source, since its blob may differ from what the configuration
+    says.
     """
     result = PartialResult(MakeResult(recipe.name, lock=recipe.lock))
     try:
@@ -138,7 +139,8 @@ def _compare_built(context: StepContext, recipe: Recipe, proved: StoredImage) ->
 
 
 def _compare_in_engine(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reason | _Equal:
-    """Return the first objection. Raises Refusal for a layer that does not match its digests."""
+    """Compare the rebuilt image in the engine with the proved image, and return the first objection. Raises Refusal for
+    a layer that does not match its digests."""
     count, place, config = len(rebuilt.layers), proved.place, proved.config
     if objection := _count_objection(config, count):
         return objection
@@ -163,7 +165,7 @@ def _compare_in_engine(context: StepContext, rebuilt: Image, proved: StoredImage
 def _count_objection(config: Config, count: int) -> Reason | None:
     if len(config.layers) == count:
         return None
-    return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
+    return Reason("rebuild", f"the image has {some(len(config.layers), 'layer')}, the lock gives {count}")
 
 
 def _configuration_objection(config: Config, given: Config) -> Reason | None:

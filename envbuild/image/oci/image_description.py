@@ -38,8 +38,8 @@ _CREATED = "2024-01-01T00:00:00Z"  # SOURCE_DATE_EPOCH, the latest time of a fil
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The files that an image is made from; none is read here. `base`, `apt_base`: the tars of the base without and
-    with the packages of `apt:`; `compiled`: the wheels of the extensions by name."""
+    """The files that an image is made from; this module does not read them. `base`, `apt_base`: the tars of the base
+    without and with the packages of `apt:`; `compiled`: the wheels of the extensions by name."""
 
     base: Path
     apt_base: Path
@@ -50,7 +50,7 @@ class ImageInputs:
 
 @dataclass(frozen=True)
 class DescribedLayer:
-    """A layer: its recipe, a short title, what the image's history says about it, and its type in a manifest."""
+    """A layer: a short title, its entry in the image's history, its recipe, and its type in a manifest."""
 
     title: str
     history: str
@@ -60,7 +60,7 @@ class DescribedLayer:
 
 @dataclass(frozen=True)
 class ImageDescription:
-    """An image whose layers need not be written. `settings`: the part `config` of its configuration."""
+    """An image whose layers may not be written yet. `settings`: the part `config` of its configuration."""
 
     platform: str
     layers: tuple[DescribedLayer, ...]
@@ -73,7 +73,7 @@ class ImageDescription:
         return strict_and_canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
 
     def with_layers(self, layers: Sequence[WrittenLayer]) -> OciImage:
-        """Return the image, when its layers are known."""
+        """Return the image with the digests and sizes of its layers."""
         system, _, architecture = self.platform.partition("/")
         history = [{"created": _CREATED, "created_by": layer.history} for layer in self.layers]
         configuration = {
@@ -184,7 +184,8 @@ def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
-    """The version of Python is the release in that of its Debian package: 3.11.2-6+deb12u9 is 3.11.2."""
+    """The layer of the virtual environment. The version of its Debian package gives Python's version: for
+    3.11.2-6+deb12u9, this is 3.11.2."""
     name = f"python{lock.python}"
     version = next((deb.version for deb in (*lock.base, *lock.apt) if deb.name == name), "")
     if not version:
@@ -222,7 +223,7 @@ def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> Descr
 
 
 def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The metadata of all wheels that require another version of an overridden library."""
+    """The layer with the changed metadata of all wheels that require a different version of an overridden library."""
     if not lock.overrides:
         return []
     pins = tuple(sorted((override.name, override.version) for override in lock.overrides))
@@ -231,7 +232,7 @@ def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The links for an nvcc of wheels; an archive's are in its own layer."""
+    """The layer with the links for an nvcc from wheels. For an nvcc from an archive, the archive's layer has them."""
     if lock.nvcc is None or not lock.nvcc.home.startswith(f"{VENV}/"):
         return []
     recipe = NvccLinksLayer(lock.python, _files(inputs, lock.wheels), lock.nvcc.home, lock.nvcc.release)

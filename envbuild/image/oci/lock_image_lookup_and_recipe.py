@@ -1,4 +1,4 @@
-"""The image that a lock gives, by the build records, and whether the engine has it."""
+"""Finds the image that was built from a lock, by the build records, and whether the engine has it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from envbuild.util.errors import BuildError
 
 
 def describe_lock(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> ImageDescription:
-    """Describe the image of a lock from the files in the caches, of which none is read or made here. `compiled`: the
+    """Describe the image of a lock by the paths of its files in the caches. Reads and creates no file. `compiled`: the
     wheels of its extensions by name."""
     base, apt_base = (debian_base_tar.tar_file(lock, make=False, apt=apt) for apt in (False, True))
     wheels, archives = (Store(user_folders.cache_folder(kind, make=False)) for kind in ("wheels", "archives"))
@@ -33,8 +33,8 @@ def describe_lock(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> ImageDesc
 
 
 def recipe_digest(lock: Lock, name: str, compiled: Iterable[CompiledRecord]) -> str:
-    """Return the sha256 of what determines the image of a lock. `name`: of the profile; `compiled`: the wheels of the
-    extensions."""
+    """Return the sha256 of everything that determines the image of a lock, as in a build record. `name`: the profile's
+    name; `compiled`: the wheels of the extensions."""
     if lock.image:
         return buildkit_build_on_base_image.buildkit_recipe(lock, dockerfile_renderer.render(lock, name))
     return _written_recipe(lock, compiled)
@@ -65,7 +65,7 @@ def existing_image(engine: Engine, lock: Lock, name: str) -> Image | None:
 
 
 def older_image(engine: Engine, lock: Lock, name: str) -> Image | None:
-    """Return an image of this lock in the engine that an older envbuild built, in another way."""
+    """Return an image of this lock in the engine that an older envbuild built, from a different recipe."""
     records = (record for record in build_records_and_comparison.all_records() if record.lock == lock.id)
     return next(_images(engine, (record for record in records if not matches(record, lock, name))), None)
 
@@ -98,5 +98,5 @@ def built_record(engine: Engine, lock: Lock, name: str, image: Image, compiled: 
 
 
 def builder() -> str:
-    """What a record names as the builder of an image that envbuild wrote."""
+    """The name of the builder in the record of an image that envbuild wrote."""
     return f"envbuild {importlib.metadata.version('envbuild')}"

@@ -129,8 +129,8 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(site: Site, monk
         ([A, layer(a="1", c="3")], "layer 2 of 2 differs: /b is only in the registry's image"),
         ([A, layer(a="1", b="2")], "layer 2 of 2 differs: /c is only in the registry's image"),
         ([layer(), B], "layer 1 of 2 differs: /a is only in the registry's image"),
-        ([A], "it has 2 layers, the lock gives 1"),
-        ([A, B, A], "it has 2 layers, the lock gives 3"),
+        ([A], "the image has 2 layers, the lock gives 1"),
+        ([A, B, A], "the image has 2 layers, the lock gives 3"),
     ],
 )
 def test_the_first_file_that_differs_is_named(
@@ -381,7 +381,7 @@ def test_layers_of_another_compression_are_read(site: Site, monkeypatch: pytest.
     [
         ([BASE, SampleRecipe("own", b"9", keeps_blob=True)], "layer 2 of 2, own, differs: /opt/own differs in content"),
         ([SampleRecipe("other", b"b"), OWN], "layer 1 of 2, other, differs: /opt/base is only in the registry's image"),
-        ([BASE], "it has 2 layers, the lock gives 1"),
+        ([BASE], "the image has 2 layers, the lock gives 1"),
     ],
 )
 def test_a_layer_that_the_lock_does_not_give_is_named(
