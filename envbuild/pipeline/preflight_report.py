@@ -36,8 +36,8 @@ class Preflight:
     """The document of `make --dry-run`. `line_reason`: why this CUDA line was chosen. `gpus`: the models that the
     profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `found_gpus`,
     `driver`: those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock
-    matches the profile; if not, it is only the basis of estimated bytes. `expected_from`: the profile whose earlier run
-    on this machine is the basis of `expected_minutes`."""
+    matches the profile; if not, the bytes are estimated from the outdated lock. `expected_from`: the profile whose
+    earlier run on this machine is the basis of `expected_minutes`."""
 
     profile: str
     line_reason: str
