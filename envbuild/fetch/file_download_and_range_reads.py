@@ -58,7 +58,7 @@ def open_remote_file(session: requests.Session, remote: RemoteFile, size: int) -
 
 
 class RangeIgnored(NetworkError):
-    """The server ignores a range request. Not an OSError, because zipfile would hide it."""
+    """The server ignores a range request. The error is not an OSError, because zipfile would replace an OSError."""
 
 
 def fetch_file(
@@ -199,7 +199,7 @@ class RangeReader(io.RawIOBase):
                 raise RangeIgnored("the server sends the whole file")
             try:
                 found = http_deadlines.body(answer, end - begin)
-            except requests.RequestException as error:  # an OSError, which zipfile would report as an invalid archive
+            except requests.RequestException as error:  # zipfile would report this OSError as an invalid archive
                 raise NetworkError(f"{self._name} cannot be fetched: {_reason(error)}") from error
         if len(found) != end - begin:
             raise RangeIgnored("the server sends a different range")

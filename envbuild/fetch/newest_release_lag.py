@@ -99,7 +99,7 @@ def _tagged(file: str, tags: Collection[Tag]) -> bool:
 
 
 def specifier(name: str, requirements: Iterable[str], python: str) -> SpecifierSet:
-    """The combined specifier of all requirements on a package whose markers match this Python on Linux."""
+    """The combined specifier of all requirements on the package `name` that apply to this Python on Linux."""
     here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
             "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": ""}  # fmt: skip
     found = SpecifierSet()

@@ -119,10 +119,12 @@ def read(stream: IO[bytes], file: str) -> Listing:
             files |= scripts
     except (InvalidWheelFilename, *BROKEN, configparser.Error) as error:
         raise ValueError(printable(str(error))[:200] or type(error).__name__) from None
-    faults += [f"it installs {path!r}, a part of the environment" for path in files if ENVIRONMENT.fullmatch(path)]
+    faults += [
+        f"it installs {path!r}, which is part of the environment" for path in files if ENVIRONMENT.fullmatch(path)
+    ]
     faults += [f"it installs {path!r}, which the loader prefers to libraries of other packages" for path in files
                if elf_reader.HWCAPS in path.split("/")]  # fmt: skip
-    faults += [f"it installs {path!r}, metadata of {name}" for path, name in _foreign(files, distribution)]
+    faults += [f"it installs {path!r}, which is metadata of {name}" for path, name in _foreign(files, distribution)]
     return Listing(files, tuple(faults[:20]))
 
 

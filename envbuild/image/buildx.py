@@ -171,7 +171,7 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
 
 
 def _full(engine: Engine) -> DiskError:
-    """Return the error for a full disk: the engine's, or one that its client writes to."""
+    """Return the error for a full disk: the engine's disk, or one to which the docker client writes."""
     folder = None if engine.builder else engine.data_folder
     where = "" if folder else ", the engine's or this machine's"
     return disk_space.full([folder, *disk_space.written_folders()], f"the disk became full during the build{where}")

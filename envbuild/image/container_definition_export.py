@@ -117,7 +117,7 @@ def _base(lock: Lock) -> str:
 
 
 def _debian_packages(lock: Lock, profile: Profile) -> list[str]:
-    """Debian packages to install; none on an image of the profile's own, which must have its Python with venv."""
+    """The Debian packages to install. Empty for a profile with its own base image, which must have Python with venv."""
     if lock.image:
         return []
     return sorted({*database.base_packages(bool(profile.gpus)), "python3-venv", *profile.apt})

@@ -122,7 +122,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     ):
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])
     if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:
-        yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or one file than {_LARGEST >> 30} GiB"
+        yield f"unpacked, it is larger than {_LARGEST_TOTAL >> 30} GiB, or a file is larger than {_LARGEST >> 30} GiB"
 
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:

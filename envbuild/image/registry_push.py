@@ -65,7 +65,7 @@ def push_from_engine(
     try:
         return push_once(place, image.id, send)
     finally:
-        engine.remove(f"{name}:{_tag(image.id)}")  # also the tag of an earlier run that was killed
+        engine.remove(f"{name}:{_tag(image.id)}")  # removes the tag of an earlier, killed run too
 
 
 def _tag(image_id: str) -> str:

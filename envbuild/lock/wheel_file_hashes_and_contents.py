@@ -123,7 +123,7 @@ def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         names = [f"{wheel.name}=={wheel.version}" for wheel in held]
         found = dict(zip(names, pool.map(_hashes, held, held.values()), strict=True))
-    if lock.overrides:  # the image's METADATA is rewritten to require the override
+    if lock.overrides:  # the image's METADATA may differ: it is changed to require the override
         return {name: {p: h for p, h in files.items() if not _METADATA.fullmatch(p)} for name, files in found.items()}
     return found
 

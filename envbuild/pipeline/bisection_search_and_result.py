@@ -33,7 +33,8 @@ class Found:
 
 
 def search_versions(count: int, passes: Callable[[int], bool | None]) -> Found | None:
-    """Try both ends; if they differ, bisect between them. Return None if no version could be tried.
+    """Try the first and the last of `count` versions; if their outcomes differ, bisect between them. Return None if no
+    version can be tried.
 
     `passes` returns None for a version that cannot be tried; the search then tries its neighbours. If the outcome
     changes once in the list, the search finds that change; if it changes several times, it finds one of the changes.

@@ -255,8 +255,8 @@ def cluster_script(
     *,
     brief: bool = False,
 ) -> str:
-    """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
-    locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
+    """Return the scripts that `test` would submit to a cluster. `brief`: as in Scheduled.script. If the image is not
+    built, zeros stand for its digest. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
     lock, found = _locked_and_image(context, loaded, reference)
@@ -396,7 +396,7 @@ def exclusive_make_run(
         try:
             yield partial
         except EnvbuildError as error:
-            if not isinstance(error, Interrupted):  # an interruption ends at once, and leaves no file
+            if not isinstance(error, Interrupted):  # after an interruption, no file is written
                 _keep_durations(context, partial.value)
             raise
         _keep_durations(context, partial.value)

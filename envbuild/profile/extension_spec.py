@@ -122,7 +122,8 @@ class Extension(Model):
         besides = sorted(self.model_fields_set - {"name", "none"})
         if self.none is not None and besides:
             raise ValueError(
-                f"none leaves the extension out, but {', '.join(besides)} describe its build: remove none or these keys"
+                f"none leaves the extension out, but {', '.join(besides)} describe how to build it: remove none or "
+                "these keys"
             )
         if (self.git is None) != (self.commit is None):
             raise ValueError("git and commit (40 hex digits) go together")

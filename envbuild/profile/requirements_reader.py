@@ -106,7 +106,7 @@ def _project(file: Path) -> Path:
 
 
 def _text(file: Path) -> str:
-    """The file's text: UTF-8, or the encoding of its byte order mark, as in pip; PowerShell writes UTF-16."""
+    """Read a file as UTF-8, or in the encoding of its byte order mark, as pip does: PowerShell writes UTF-16."""
     try:
         raw = regular(file, MAX_BYTES)
         if len(raw) > MAX_BYTES:

@@ -31,7 +31,7 @@ def requirement_problem(text: str, shown: str) -> str | None:
         return meant
     try:
         requirement = Requirement(text)
-    except (InvalidRequirement, RecursionError):  # thousands of nested brackets in a marker
+    except (InvalidRequirement, RecursionError):  # RecursionError: a marker with thousands of nested brackets
         return f"{shown} is not a requirement (as in numpy>=2 or numpy==2.4.6)"
     return "a URL cannot be locked: name a package that the index has" if requirement.url else None
 

@@ -37,7 +37,7 @@ class Config:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image where it is stored: the registry or bundle, its manifest and its configuration."""
+    """A stored image: its source (a registry or a saved image), its manifest and its configuration."""
 
     place: ImageSource
     manifest: Manifest

@@ -87,7 +87,7 @@ class Pieces:
 
     @property
     def end(self) -> tuple[object, ...]:
-        """The state after the last piece."""
+        """The state after the last piece, which two tars must share to be equal."""
         return bytes(self._head), self._left, self._more, self._tail and self._tail.hexdigest()
 
     def feed(self, block: bytes) -> None:

@@ -181,7 +181,7 @@ class Repository:
         answer = self._send("GET", where)
         self._require(answer, (204,), "cannot resume an interrupted upload")
         match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))
-        # 0-0 also stands for no byte at all
+        # a registry also answers 0-0 if it has received no byte
         held = int(match[1]) + 1 if match and match[1] != "0" else 0
         if not start <= held <= start + len(part):
             raise NetworkError(f"{self.reference.host} lost a part of an upload", hint="run the same command again")

@@ -139,7 +139,8 @@ class Access:
         return self.inside(there)
 
     def inside(self, url: str) -> str:
-        """The URL as requests will send it. Raises Refusal if it is invalid, or not https although the registry is.
+        """The URL as requests will send it. Raises Refusal if it is invalid or does not use https. http is allowed only
+        for a host of this machine, if the registry uses http too.
 
         The check uses that form, because parsers differ: in `https://a\\@b` urlsplit finds host b, and requests
         connects to a.

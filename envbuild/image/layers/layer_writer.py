@@ -66,7 +66,7 @@ LayerEntry = LayerFile | LayerFolder | LayerLink
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file or link of a written layer. `sha256`: hex, of its content; None for a link."""
+    """A file or link of a written layer. `sha256`: that of its content, hex; None for a link."""
 
     path: str
     mode: int

@@ -25,8 +25,8 @@ _TIMES = ("mtime", "atime", "ctime")
 
 @dataclass(frozen=True)
 class _Entry:
-    """`identity`: all properties that are compared; `start`, `end`: the position of its bytes in the tar, headers
-    and padding included."""
+    """An entry of a tar. `identity`: all properties that are compared; `start`, `end`: the position of its bytes in the
+    tar, headers and padding included."""
 
     kind: bytes
     identity: tuple[Any, ...]

@@ -21,7 +21,7 @@ command = {interpreter} -m venv --without-pip {environment}
 # In Python releases with the fix of CVE-2024-9287, venv quotes each value, and the templates do not. Debian's 3.11.2
 # has that fix too.
 _UNQUOTED = b"VIRTUAL_ENV=__VENV_DIR__"
-# Templates that add the parentheses themselves
+# Found in templates that add the parentheses of the prompt themselves.
 _PARENTHESES = re.compile(rb"""\(["']?__VENV_PROMPT__""")
 
 

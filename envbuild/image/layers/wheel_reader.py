@@ -154,7 +154,7 @@ class WheelReader:
         return WheelMember(name, executable, deflated, info.CRC, info.file_size, info.compress_size, offset), end
 
     def _descriptor_size(self, info: zipfile.ZipInfo, offset: int, large: bool) -> int:
-        """Return the bytes of the data descriptor, which must agree with the directory."""
+        """Return the size of the data descriptor in bytes. Its content must match the directory."""
         self._stream.seek(offset)
         found = self._stream.read(24)
         for layout in ("<IQQ", "<III") if large else ("<III", "<IQQ"):

@@ -107,7 +107,7 @@ class OciImage:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest with the layers as their recipes write them."""
+        """The manifest with the blobs of the layers, as their recipes write them."""
         types = [described.media_type for described in self.described]
         return self._manifest(types, [(layer.digest, layer.size) for layer in self.layers])
 

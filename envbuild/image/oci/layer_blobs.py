@@ -17,7 +17,7 @@ from envbuild.util.errors import BuildError
 
 _AT_ONCE = 4  # layers
 _BLOCK = 1 << 20
-_WAITING = 16  # blocks between the writer and the reader of a layer
+_WAITING = 16  # the most blocks that wait between the writer and the reader of a layer
 
 
 class _Abandoned(Exception):
