@@ -369,7 +369,7 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(
     assert (caught.value.code, caught.value.kind) == (7, "network")
     assert str(on_base.image) in caught.value.message
     assert str(caught.value.hint).splitlines()[0] == message
-    assert f"docker login {HOST};" in str(caught.value.hint)
+    assert f"docker login {HOST}\n" in str(caught.value.hint)
 
 
 def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
