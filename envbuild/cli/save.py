@@ -22,9 +22,9 @@ from envbuild.pipeline import push_save_and_load
 def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
     """Write one tar file, an OCI layout, with a profile's verified image, its evidence, the public key and the lock.
 
-    Use it for a site without internet, or one that cannot reach your registry; `envbuild load` checks and loads it
-    there. A signing key is needed (signing_key in config.yaml), or --unsigned. An engine is needed only for an image on
-    a base image.
+    Use it for a site without internet, or a site that cannot reach your registry; `envbuild load` checks and loads the
+    file there. Needs a signing key (signing_key in config.yaml) or --unsigned. Needs an engine only for an image that
+    is built on a base image.
 
     Example: envbuild save h20 -o h20.tar
     """

@@ -134,7 +134,7 @@ def test_make_writes_the_profile_and_reports_it(project: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("project")
 def test_init_refuses_anything_but_a_gpu_without_a_profile() -> None:
     there = envbuild("init", "NVIDIA H20")
-    assert there.code == 2 and "there is a profile h20" in there.stderr
+    assert there.code == 2 and "the profile h20 exists already" in there.stderr
     refused = envbuild("init", "Tesla P100-PCIE-16GB")
     assert refused.code == 3 and "unsupported: p100" in refused.stderr
     other = envbuild("init", "myproject")

@@ -226,7 +226,7 @@ def test_diff_prints_the_verdict_and_exits_with_0(tmp_path: Path) -> None:
     assert lines[0] == "a: AMD EPYC AVX512, torch 2.13.0+cpu"
     assert lines[2] == "verdict: breakage"
     assert lines[3].startswith("first: fp16/linear.up, teacher-forced: breakage, ")
-    assert lines[4] == "  a: within its bound"
+    assert lines[4] == "  a: within its tolerance"
     assert lines[5].startswith("  b: element [")
     assert lines[-1] == "59 operations, 58 identical, 1 breakage"
     assert envbuild("diff", str(OLD), str(NEW)).stdout.splitlines()[-1] == (
