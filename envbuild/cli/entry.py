@@ -108,8 +108,8 @@ class _Lazy(click.Group):
             raise click.UsageError(message, context) from None
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command. If a reader such as `head` closes stdout early, this is no failure. If the reader of stderr
-        closes it, the command stops."""
+        """Run the command. A reader such as `head` may close stdout early: the command does not fail. If the reader of
+        stderr closes it, the command stops."""
         try:
             return super().invoke(context)
         except BrokenPipeError:

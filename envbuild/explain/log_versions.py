@@ -85,9 +85,9 @@ _READ, _SEVERAL, _EACH = 50, 4, 3
 
 @dataclass(frozen=True)
 class LogVersions:
-    """The versions in a log. `loaded`, `installed`, `stated`: distribution -> versions. For a library that conda
-    installed, that is loaded, or that prose names so, the key is the short name (cudnn) instead. `torch`: the possible
-    versions of torch, by the best evidence in the log."""
+    """The versions in a log. `loaded`, `installed`, `stated`: distribution -> versions. The key is the short name of a
+    library (cudnn) instead, if conda installed it, if it is loaded, or if prose uses the short name. `torch`: the
+    possible versions of torch, by the best evidence in the log."""
 
     torch: tuple[str, ...]
     cuda: str | None

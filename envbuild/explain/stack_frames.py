@@ -20,7 +20,7 @@ OTHER = "other"
 INNER = 3
 """Number of innermost frames, not counting neutral ones, that show where a program crashed."""
 DEPTH, HEADS = 40, 60
-"""Maximum number of frames that are read of one stack (the limit on lines is twice this), and of stacks per pattern."""
+"""Limits: 2 * DEPTH lines are read of one stack, and HEADS stacks are found with one pattern of _HEADS."""
 
 _HEADS = (
     r"^\s{0,8}(?:\* )?#0 ",
