@@ -218,7 +218,7 @@ def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, b
     assert (program.with_name(f"{program.name}.asked")).read_text(encoding="utf-8").strip() == '"device=0"'
     assert located(run).node == "gpu-h20" and located(run).gpus == "0"
     assert not run.passed and "this is NVIDIA A100-SXM4-80GB, the profile is for NVIDIA H20" in str(run.failures())
-    with pytest.raises(NotProved, match="gpu-h20 gives containers no GPU"):
+    with pytest.raises(NotProved, match="containers on gpu-h20 have no GPU"):
         bare.run(SlurmSite(), image, gpus=True)
 
 
