@@ -45,8 +45,8 @@ class FileTail:
 
 
 def latest_attempt(folder: Path) -> Path | None:
-    """The folder of the newest attempt; None if no attempt has begun. The output of earlier attempts, for example on a failed
-    node, does not count."""
+    """The folder of the newest attempt; None if no attempt has begun. The output of earlier attempts, for example on a
+    failed node, does not count."""
     try:
         found = [path for path in folder.iterdir() if re.fullmatch("attempt-[0-9]{1,6}", path.name)]
     except OSError:
