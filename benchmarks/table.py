@@ -1,4 +1,4 @@
-"""The figures of benchmarks/build.py as JSON, as Markdown with the targets, and as a plot."""
+"""Writes the values that benchmarks/build.py measured: as JSON, as a Markdown page with the targets, and as a plot."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ layer is. An image also needs the wheels in its build context, and its layers ar
 
 
 class Figures:
-    """Reads one value of a document's cases; None where it was not measured."""
+    """Reads values from the cases of a document; None if a value was not measured."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.cases = document["cases"]
@@ -160,7 +160,7 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _speeds(document: Mapping[str, Any]) -> str:
-    """Return a sentence about the disk speeds; earlier documents do not have all of them."""
+    """Return a sentence about the disk speeds. Documents of earlier versions do not have all of them."""
     flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "new_file", "memory"))
     new = f"{new_file} MB/s ({flushed} with its flush)" if "new_file" in document else f"{flushed} MB/s with its flush"
     return f"A new file took {new}{f', in place again {again} MB/s' if 'memory' in document else ''}."
@@ -184,7 +184,8 @@ def _sizes(f: Figures, way: str, title: str) -> list[str]:
 
 
 def streamed(document: Mapping[str, Any]) -> Iterator[str]:
-    """Report how long a single stream of each way's bytes takes, compared with writing a new file in the same run."""
+    """Report how long one stream of the bytes that each tool writes would take, at the speed of writing a new file in
+    the same run."""
     f, speed = Figures(document), document["disk"]
     fetched, unpacked = document["fetched"], f.median("size", "envbuild", "image")
     if unpacked is not None:
