@@ -232,7 +232,7 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
         yield f"different dtypes: {', '.join(sorted(dtypes))}"
     unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]
     if unsound:
-        yield f"not finite in both fingerprints, from finite inputs; the first: {unsound[0]}"
+        yield f"not finite in both, from finite inputs, so both have the same cause; the first: {unsound[0]}"
     golden = [one.id for one, other in pairs if one.golden != other.golden]
     if golden:
         yield (

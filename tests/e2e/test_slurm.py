@@ -145,7 +145,7 @@ def test_truncated_output_is_not_proof(place: Place) -> None:
     written = outcome.with_name("stdout")
     written.write_bytes(written.read_bytes().rpartition(b"ENVBUILD")[0])
     done = place.start("test", "--record", "--resume", job).finish(120)
-    assert done.code == 6 and "is cut off, or was changed" in done.words
+    assert done.code == 6 and "is truncated or was changed" in done.words
     assert place.left() == []
 
 
@@ -248,7 +248,7 @@ def test_ranks_on_two_nodes_work_together(place: Place) -> None:
     """They communicate by loopback, which the two nodes of this one machine share. Only this job's containers have
     it."""
     quiet = place.start("test", "--record", "--nodes", "2").finish(120)
-    assert quiet.code == 2 and "none is set" in quiet.words
+    assert quiet.code == 2 and "no interface is set" in quiet.words
     done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)
     assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
     record, where = recorded(Path(done.document["statement"]))
