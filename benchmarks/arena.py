@@ -1,7 +1,8 @@
-"""A Docker Engine of the benchmark's own, which is emptied between runs; nobody else's images or caches are touched.
+"""A separate Docker Engine for the benchmark, which is emptied between runs. Images and caches of other engines do not
+change.
 
-It sets no firewall rules, so builds that need the mirror get the host's network, which it therefore shares; it has
-its own bridge, because an engine that is configured without one removes the bridge of the machine's engine.
+The engine sets no firewall rules, so builds that need the mirror use the host's network. It has its own bridge, because
+an engine without a bridge would remove the bridge of the machine's engine.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _BRIDGE = "envbuild-bench"
 
 
 class Arena(OwnEngine):
-    """`folder` holds all of it, and is gone after the context."""
+    """`folder` contains all files of the engine, and is removed at the end of the context."""
 
     def __init__(self, folder: Path) -> None:
-        # no garbage collection: each run reports what it leaves
+        # no garbage collection: each run reports what remains in the engine
         settings = {"bridge": _BRIDGE, "ip-forward": False, "ip-masq": False, "builder": {"gc": {"enabled": False}}}
         super().__init__(folder, apart=False, settings=settings)
 
@@ -43,7 +44,9 @@ class Arena(OwnEngine):
         why = lacking()
         if why:
             raise SystemExit(f"the benchmark starts an engine of its own: {why} (make engine)")
-        subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True)  # it may exist already
+        subprocess.run(
+            ["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True
+        )  # the bridge may already exist
         super().start()
 
     def empty(self) -> None:
@@ -58,7 +61,7 @@ class Arena(OwnEngine):
         return {**os.environ, "DOCKER_HOST": self.host}
 
     def docker(self, *arguments: str | Path) -> str:
-        """Return stdout of docker, which must succeed."""
+        """Run docker with these arguments and return its stdout. Raises an error if docker fails."""
         done = subprocess.run(["docker", *arguments], capture_output=True, text=True, env=self.environment)
         if done.returncode:
             raise SystemExit(f"docker {' '.join(map(str, arguments[:3]))} ended with {done.returncode}: {done.stderr}")

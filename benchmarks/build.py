@@ -1,9 +1,10 @@
-"""How long an image takes and what it costs, by ways of others and by envbuild, on one engine in one run.
+"""Measures the time, memory and disk space for building an image with other tools and with envbuild, on one engine in
+one run.
 
 python benchmarks/build.py [--runs N] [--only CASE ...]   writes benchmarks/results/build.{md,json,svg}
 
-Needs Debian, root and dockerd (make engine): it starts an engine of its own, and empties that one alone. Every way
-fetches from an index on this machine, which holds wheels that are fetched once into --folder and stay there.
+Needs Debian, root and dockerd (make engine). The benchmark starts a separate engine, and empties only that one. All
+tools download from an index on this machine, whose wheels are downloaded once into --folder and stay there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stock import PINS, Stock
 from ways import Ours, Way, ways
 
 CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved", "cores")
-# The cases that begin with the wheels of the first pin's image on this machine, or with that image.
+# The cases that start with the wheels for the first pin on this machine, or with the image for the first pin.
 _BUILT = {"here", "link", "commands", "cores"}
 _DISK = 4 << 30
 _PARTS = (
@@ -41,7 +42,12 @@ _PARTS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=positive, default=3, help="of each case; a way slower than a minute runs once")
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        default=3,
+        help="number of runs of each case; a tool that takes longer than a minute runs once",
+    )
     parser.add_argument(
         "--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"some: {', '.join(CASES)}"
     )
@@ -72,7 +78,7 @@ def main() -> None:
 def _measured(
     folder: Path, runs: int, only: list[str], wanted: list[str] | None, say: Any
 ) -> tuple[dict[str, Any], dict[str, Any], BaseException | None]:
-    """Return the figures by case, with the conditions of the measurement and the reason if it was cut short."""
+    """Measure, and return the values by case, the conditions of the measurement, and the reason if it ended early."""
     folder.mkdir(parents=True, exist_ok=True)
     _clean(folder)
     locked, cublas = stocks.kept(folder, say)
@@ -101,7 +107,7 @@ def _measured(
             cut: BaseException | None = None
             try:
                 _cases(rounds, chosen, runs, only)
-            except (Exception, KeyboardInterrupt, SystemExit) as error:  # keep the measurements so far
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # keep the measurements made so far
                 cut, facts["cut_short"] = error, repr(error)
             return rounds.found, facts, cut
     finally:
@@ -139,12 +145,12 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
 
 
 def _kept(arguments: argparse.Namespace) -> bool:
-    """Whether to keep the figures of an earlier run together with the new ones."""
+    """Whether to keep the values of an earlier run together with the new ones."""
     return set(arguments.only) < set(CASES) and (RESULTS / "build.json").is_file()
 
 
 def _clean(folder: Path) -> None:
-    """Remove the files that a run creates there, except the wheels."""
+    """Remove the files that a run creates in the folder, except the wheels."""
     for part in _PARTS:
         shutil.rmtree(folder / part, ignore_errors=True)
 

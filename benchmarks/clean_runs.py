@@ -1,13 +1,15 @@
-"""Runs of all sampled probes on a machine that is right, each with its own seed: none may fail.
+"""Runs all sampled probes on a machine without faults, many times and each time with a new seed. No probe may fail.
 
 python benchmarks/clean_runs.py [--runs 1000]     adds runs to benchmarks/results/clean_runs.json until each probe has
                                                   that many, and writes clean_runs.md; exit 1 after a false alarm
 
-Only the probes in PROBES run, at level quick. A new sampled probe of that level is added there.
+Only the probes in PROBES run, each at its lowest level: optim.torch at standard, the others at quick. A new sampled
+probe of level quick must be added there.
 
-Runs count for the version of the probe that ran (envbuild/selftest/probes/versions.json) and for this torch. So a
-campaign can be interrupted, and go on later and on another machine; after a change, only the changed probes run again.
-Each run has the next seed that was not used yet, and one thread or two in turn; --processes of them run at a time.
+A run counts for the version of the probe (envbuild/selftest/probes/versions.json) and the version of torch with which
+it ran. So a campaign can be interrupted and continued later or on a different machine; after a change, only the changed
+probes run again. Each run uses the next unused seed, and one or two threads in turn. --processes sets how many runs
+there are at a time.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import torch
 from machine import RESULTS, described, write
 from options import positive, program
 
+from envbuild.facts import probe_catalogue_reader
 from envbuild.util.atomic_files import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +38,8 @@ FILE = RESULTS / "clean_runs.json"
 VERSIONS = ROOT / "envbuild" / "selftest" / "probes" / "versions.json"
 RUNS = 1000
 THREADS = (1, 2)
-LEVEL = "quick"
 PROBES = ("gemm.cases", "attention.cases", "norm.cases", "conv.cases", "repeat", "operations", "optim.torch")
-# Reads a job document, and writes the results of the probes as one JSON document.
+# A program that reads a job document from stdin, and writes the results of the probes to stdout as one JSON document.
 WORKER = """
 import json, sys
 from envbuild.selftest.__main__ import torch_fault
@@ -56,8 +58,8 @@ collector.write(1)
 
 @dataclass(frozen=True)
 class Runs:
-    """The clean runs of one probe in one version, with one torch, on one machine, by the number of threads: how many
-    there were, and the failures by seed."""
+    """The clean runs of one version of a probe with one version of torch on one machine: their number, for one and for
+    two threads, and the failures by seed."""
 
     probe: str
     version: int
@@ -74,7 +76,8 @@ class Runs:
 
 @dataclass(frozen=True)
 class Done:
-    """A run that ended: its seed, its threads, and for each of its probes the failure, None if it passed."""
+    """A run that has ended: its seed, its number of threads, and for each of its probes the failure, or None if the
+    probe passed."""
 
     seed: int
     threads: int
@@ -83,9 +86,11 @@ class Done:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="False alarms of the sampled probes.")
-    parser.add_argument("--runs", type=positive, default=RUNS, help="of each probe, with those of before")
-    parser.add_argument("--probe", action="append", choices=PROBES, help="only this one; may be repeated")
-    parser.add_argument("--file", type=Path, default=FILE, help="of all runs, those of before included")
+    parser.add_argument(
+        "--runs", type=positive, default=RUNS, help="number of runs of each probe, including earlier runs"
+    )
+    parser.add_argument("--probe", action="append", choices=PROBES, help="run only this probe; may be repeated")
+    parser.add_argument("--file", type=Path, default=FILE, help="file of all runs, including earlier ones")
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="at a time")
     arguments = parser.parse_args()
     machine, version, versions = described(), str(torch.__version__), read_versions()
@@ -95,7 +100,7 @@ def main() -> int:
             seed = max(seed, done.seed + 1)
             found = added(found, done, versions, version, machine)
             write_atomically(arguments.file, text(seed, found))
-    finally:  # also when it is interrupted
+    finally:  # also after an interruption
         page = report(found, versions, version)
         if arguments.file == FILE:
             write("clean_runs", page)
@@ -125,24 +130,35 @@ def campaign(
 
 
 def run(probes: Sequence[str], seed: int) -> Done:
-    """Run the probes with a seed."""
+    """Run the probes once, with this seed; the probes of each level run in one process."""
     threads = THREADS[seed % len(THREADS)]
-    document = {
-        "version": 1,
-        "nonce": f"{seed:032x}",
-        "level": LEVEL,
-        "device": "cpu",
-        "probes": list(probes),
-        "seed": seed,
-        "threads": threads,
-    }
-    argv = [sys.executable, "-c", WORKER]
-    done = subprocess.run(argv, input=json.dumps(document).encode(), stdout=subprocess.PIPE, check=True, cwd=ROOT)
-    return Done(seed, threads, failures(probes, json.loads(done.stdout)["probes"]))
+    found: dict[str, str | None] = {}
+    for level, names in by_level(probes).items():
+        document = {
+            "version": 1,
+            "nonce": f"{seed:032x}",
+            "level": level,
+            "device": "cpu",
+            "probes": names,
+            "seed": seed,
+            "threads": threads,
+        }
+        argv = [sys.executable, "-c", WORKER]
+        done = subprocess.run(argv, input=json.dumps(document).encode(), stdout=subprocess.PIPE, check=True, cwd=ROOT)
+        found.update(failures(names, json.loads(done.stdout)["probes"]))
+    return Done(seed, threads, {probe: found[probe] for probe in probes})
+
+
+def by_level(probes: Iterable[str]) -> dict[str, list[str]]:
+    """Return the probes of each lowest level: at a lower one they sample no cases."""
+    found: dict[str, list[str]] = {}
+    for probe in probes:
+        found.setdefault(probe_catalogue_reader.known_probes()[probe].level, []).append(probe)
+    return found
 
 
 def failures(probes: Sequence[str], results: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return for each probe why it did not pass, None if it passed."""
+    """Return, for each probe, the reason why it did not pass, or None if it passed."""
     found: dict[str, str | None] = dict.fromkeys(probes, "no result")
     for result in results:
         passed = result["status"] == "passed"
@@ -164,7 +180,7 @@ def added(
 
 
 def current(found: Iterable[Runs], versions: Mapping[str, int], version: str) -> list[Runs]:
-    """Return the runs of the probes' present versions with this torch."""
+    """Return the runs that were made with the current versions of the probes and this version of torch."""
     return [runs for runs in found if runs.torch == version and versions.get(runs.probe) == runs.version]
 
 
@@ -178,7 +194,7 @@ def read_versions() -> dict[str, int]:
 
 
 def read(file: Path) -> tuple[int, tuple[Runs, ...]]:
-    """Return the next seed, and the runs of before."""
+    """Return the next seed and the earlier runs."""
     if not file.exists():
         return 1, ()
     document = json.loads(file.read_text(encoding="utf-8"))
@@ -206,17 +222,15 @@ def report(found: Sequence[Runs], versions: Mapping[str, int], version: str) -> 
     return [
         "# Clean runs of the sampled probes",
         "",
-        f"Made by `make clean-runs` with torch {version}, on the CPU, at level {LEVEL}: nothing has run on a GPU.",
+        f"Made by `make clean-runs` with torch {version}, on the CPU: nothing has run on a GPU.",
         "Each run has its own seed. A run counts for the version of the probe that ran: after a change, it runs again.",
-        f"{RUNS} runs of each probe are wanted.",
+        f"{RUNS} runs of each probe are wanted, at its lowest level.",
         "",
         *(f"- Machine: {machine}." for machine in machines),
         "",
         "| probe | version | runs | with 1 thread | with 2 threads | false alarms |",
         "|---|---|---|---|---|---|",
         *rows,
-        "",
-        "optim.torch samples nothing at this level and runs its fixed cases.",
         *(["", "| probe | seed | threads | false alarm |", "|---|---|---|---|"] if alarms else []),
         *(f"| {one.probe} | {seed} | {one.threads} | {reason} |" for one, seed, reason in alarms),
     ]

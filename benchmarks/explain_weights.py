@@ -1,10 +1,12 @@
-"""Fits the weights of evidence (facts/data/symptoms.yaml) and reports how well confidences hold on threads left out.
+"""Fits the weights of evidence (facts/data/symptoms.yaml), and reports how well the confidences agree with the results
+for threads that were left out of the fit.
 
 python benchmarks/explain_weights.py      writes benchmarks/results/explain_weights.md: the fitted weights and those
                                           in use, and the reliability by cross-validation over repositories
 
-A weight is fitted by logistic regression on pairs of a log and a cause, from the parts of tests/logs that are not held
-out, with a pull towards the weight in use. Five folds: the threads of one repository are all in one fold.
+The weights are fitted by logistic regression on pairs of a log and a cause, from the parts of tests/logs that are not
+held out. Each weight is pulled towards the weight in use. There are five folds; all threads of a repository are in the
+same fold.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from envbuild.facts import log_signatures
 
 FOLDS = 5
 STEPS, RATE, PULL = 200, 0.01, 2.0
-"""Steps of the gradient ascent and their size, and how strongly a weight is pulled to the one in use."""
+"""The number of steps of the gradient ascent, their size, and how strongly a weight is pulled towards the weight in
+use."""
 BINS = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 1.01)
 
 

@@ -1,9 +1,10 @@
-"""Faults put into real processes, and what the self-test says of each; then clean runs, in which it must say nothing.
+"""Injects faults into real processes and records what the self-test reports for each. Then makes clean runs, in which
+it must report nothing.
 
 python benchmarks/faults.py [--clean 50]        writes benchmarks/results/faults.md; exit 1 if a fault or a run is wrong
 
-The faults and the expected results are those of the tests (tests/selftest): patched operations, compiled
-libraries, leaks, hangs, and ranks that die, hang or come out wrong.
+The faults and the expected results are those of the tests (tests/selftest): patched operations, compiled libraries,
+leaks, hangs, and ranks that die, hang or compute wrong results.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def row(seed: str, frame: Frame) -> str:
 
 
 def clean(count: int) -> Iterator[tuple[float, list[str]]]:
-    """Return seconds and failed probes of this many runs at level quick."""
+    """Run level quick `count` times. Return the seconds and the failed probes of each run."""
     for _ in range(count):
         begin = time.perf_counter()
         argv = [sys.executable, "-m", "envbuild.selftest", "--json"]
@@ -74,8 +75,10 @@ def clean(count: int) -> Iterator[tuple[float, list[str]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Faults that the self-test must catch, and clean runs.")
-    parser.add_argument("--clean", type=int, default=50, help="clean runs of level quick")
+    parser = argparse.ArgumentParser(
+        description="Run the self-test with faults that it must detect, and without faults."
+    )
+    parser.add_argument("--clean", type=int, default=50, help="number of clean runs of level quick")
     count = parser.parse_args().clean
     with tempfile.TemporaryDirectory() as folder:
         runs_of = (seeding.kernels, seeding.operations, seeding.apexes, seeding.ranks)

@@ -1,4 +1,4 @@
-"""Compares the forked harness, which imports torch once, with a new process for each probe, in one run.
+"""Compares, in one run, the harness that forks probes after one import of torch with a new process for each probe.
 
 python benchmarks/forking.py        writes benchmarks/results/forking.md
 """
@@ -19,7 +19,7 @@ SELFTEST = [sys.executable, "-m", "envbuild.selftest", "--json"]
 
 
 def run(*options: str) -> tuple[float, list[dict[str, str]]]:
-    """Return the seconds, and the probes' results."""
+    """Run the probes. Return the seconds, and the results of the probes."""
     begin = time.perf_counter()
     done = subprocess.run([*SELFTEST, *options], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     found: list[dict[str, str]] = json.loads(done.stdout)["probes"]
@@ -31,7 +31,7 @@ def main() -> None:
     names = [probe["probe"] for probe in probes if probe["status"] == "passed"]
     chosen = [word for name in names for word in ("--probe", name)]
     forked, fresh = [], []
-    for _ in range(RUNS):  # in turn, so that a busy moment touches both
+    for _ in range(RUNS):  # in turn, so that a busy moment affects both
         forked.append(run(*chosen)[0])
         fresh.append(sum(run("--probe", name)[0] for name in names))
     rows = [("forked from one process", forked), ("a fresh process each", fresh)]

@@ -1,18 +1,19 @@
-"""Make the most of half an hour on a GPU: a plan of steps, without Docker; most steps need torch alone.
+"""Runs a plan of steps on a GPU that is available for half an hour, without Docker. Most steps need only torch.
 
     python benchmarks/gpu_check.py [--block 1|2|3] [--steps NAME...] [--again] [--out FOLDER]
     python benchmarks/gpu_check.py --list
     python benchmarks/gpu_check.py --write-expected       on a machine with envbuild installed and its store of wheels
 
-Each block ends within nine minutes, each step within its own limit; what a step sees is on disk as it goes, in
-FOLDER/<gpu>/: block-1.jsonl to block-3.jsonl, fingerprint.json, clocks.csv, and page.md, written again after each step.
-A step whose result is complete is not run again without --again. No step ends the plan.
+Each block ends within nine minutes, each step within its own limit. Results are written to FOLDER/<gpu>/ as they are
+produced: block-1.jsonl to block-3.jsonl, fingerprint.json, clocks.csv, and page.md, which is rewritten after each step.
+A step with a complete result runs again only with --again. A failed step does not end the plan.
 
-On a machine used from afar, a block a call, with .gpu-wheels (`make gpu-wheels`) and .gpu-apex carried for block 3:
+On a remote machine, run one block for each call. Copy .gpu-wheels (`make gpu-wheels`) and .gpu-apex to it for block 3:
     python3 benchmarks/gpu_check.py --block 1 --out "$OUT"
-What comes back is copied to benchmarks/results/gpu before the next call, which goes on from there.
+Copy the files that come back to benchmarks/results/gpu before the next call, which continues with these results.
 
-Exit codes: 0 no chosen step failed; 5 one did, or was cut off; 4 no GPU, or every chosen step was skipped.
+Exit codes: 0 no chosen step failed; 5 a chosen step failed or was interrupted; 4 no GPU, or every chosen step was
+skipped.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def first_gpu() -> str | None:
 
 
 def run_plan(chosen: Sequence[Step], bench: Bench, again: bool, patience: float = 1) -> dict[str, Result]:
-    """Run the chosen steps that have no complete result; returns the results of all steps that were ever begun.
+    """Run the chosen steps that have no complete result. Return the results of all steps that have ever been started.
 
-    `patience`: a factor of all time limits, for a trial on a machine that is slower than one with a GPU.
+    `patience`: a factor for all time limits, for a trial on a machine without a GPU, which is slower.
     """
     now = sources()
     block, end = 0, 0.0
@@ -96,7 +97,7 @@ def expected() -> Frame:
 
 
 def write_expected() -> None:
-    """Write what a machine with a GPU, and without envbuild's dependencies, is to know: gpu_expected.json (from the
+    """Write the data that the plan needs on a machine without envbuild's dependencies: gpu_expected.json (from the
     facts) and gpu_locked_files.json (from the lock and the wheels in the store)."""
     import yaml
 
@@ -115,11 +116,15 @@ def main() -> int:
     parser.add_argument("--block", type=int, choices=sorted({step.block for step in STEPS}))
     parser.add_argument("--steps", nargs="+", choices=[step.name for step in STEPS], metavar="NAME")
     parser.add_argument("--list", action="store_true", help="list the steps and end")
-    parser.add_argument("--again", action="store_true", help="run steps again whose result is complete")
+    parser.add_argument("--again", action="store_true", help="also run steps again that have a complete result")
     parser.add_argument("--out", type=Path, default=machine.RESULTS / "gpu", help="default: benchmarks/results/gpu")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU: a trial of this program")
-    parser.add_argument("--patience", type=float, default=1, metavar="FACTOR", help="of all time limits, for a trial")
-    parser.add_argument("--write-expected", action="store_true", help="write what the plan compares with, and end")
+    parser.add_argument(
+        "--patience", type=float, default=1, metavar="FACTOR", help="factor for all time limits, for a trial"
+    )
+    parser.add_argument(
+        "--write-expected", action="store_true", help="write the data that the plan compares with, then exit"
+    )
     given = parser.parse_args()
     if given.list:
         for step in STEPS:

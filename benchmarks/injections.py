@@ -1,10 +1,12 @@
-"""The detection rate of the self-test: faults of a published model put into the probes' operations, and clean runs.
+"""Measures the detection rate of the self-test: injects faults of a published model into the probes' operations, and
+makes clean runs.
 
 python benchmarks/injections.py [--injections 100000]     writes benchmarks/results/injections.md
 
-There is one clean run for each setting that decides the order of summation; `make clean-runs` has many seeds.
+There is one clean run for each setting that affects the order of summation; `make clean-runs` makes runs with many
+seeds.
 
-Results are written to a folder as they come (--folder), and a campaign that was cut off goes on from there.
+Results are written to a folder (--folder) as they are produced, so an interrupted campaign can be continued.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parent / ".injections"
 INJECTIONS = 100_000
 CONTROLLED = 2000
-# Relative number of injections, so that no probe takes more than a tenth of the time. One takes 2 ms (operations) to
-# 1.2 s (train.step) of processor time, measured on an AMD EPYC. All others have 1.
+# The relative number of injections, chosen so that no probe takes more than a tenth of the time. An injection takes 2
+# ms (operations) to 1.2 s (train.step) of processor time, measured on an AMD EPYC. Probes that are not listed have 1.
 WEIGHTS = {
     "train.step": 0.04,
     "gemm.accuracy": 0.05,
@@ -47,8 +49,10 @@ WEIGHTS = {
     "attention.flash": 0.8,
     **dict.fromkeys(("gemm.cases", "attention.cases", "norm.cases", "operations"), 1.5),
 }
-SILENCE = 1800.0  # seconds without a result, after which a process is ended; on a busy machine the first takes minutes
-_ended = threading.Event()  # set when the campaign ends, fails or is interrupted
+SILENCE = (
+    1800.0  # a process without a result for so many seconds is ended; on a busy machine the first result takes minutes
+)
+_ended = threading.Event()  # is set when the campaign ends, fails or is interrupted
 DEATHS = 100  # the campaign is given up after this many deaths of a probe's processes
 
 
@@ -58,8 +62,8 @@ def _limited(aten: str, onednn: str, mkl: str) -> dict[str, str]:
 
 
 AVX_512 = "AVX-512 without extensions"
-# These determine the order of summation, and thus the rounding: the instruction sets that torch (ATen), oneDNN and MKL
-# use.
+# The instruction sets that torch (ATen), oneDNN and MKL use. They determine the order of summation, and so the
+# rounding.
 CONFIGURATIONS: dict[str, dict[str, str]] = {
     "all": {},
     AVX_512: _limited("avx512", "AVX512_CORE", "AVX512"),
@@ -79,7 +83,8 @@ class Work:
     configuration: str = ""
 
     def run(self) -> None:
-        """Run workers to the end. An injection that twice ends its process is recorded, and the next one goes on."""
+        """Run workers until all injections are done. If an injection ends its process twice, this is recorded, and a
+        new worker continues with the next injection."""
         begin, dead_at = time.time(), -1
         for _ in range(DEATHS):
             if records.Lines(self.file).open() >= self.count:
@@ -91,7 +96,7 @@ class Work:
             if status < 0:
                 now = records.Lines(self.file).open()
                 print(f"{self.what} {self.file.stem}: number {now} died of {-status}", file=sys.stderr, flush=True)
-                if now == dead_at:  # the second time: it was not killed by accident
+                if now == dead_at:  # the second death at the same injection: it was not an accident
                     if self.what == "clean":
                         raise RuntimeError(f"{self.file.stem}: clean run {now} died of signal {-status}")
                     self._worker("died")
@@ -107,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Detection rate and false alarms of the self-test.")
     parser.add_argument("--injections", type=positive, default=INJECTIONS, help="in all, at least")
     parser.add_argument("--processes", type=positive, default=2, help="at a time")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results as they come")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder for the results of each injection")
     arguments = parser.parse_args()
     seconds = _seconds(arguments.folder)
     with ThreadPoolExecutor(arguments.processes) as pool, _end_of_all():
@@ -126,7 +131,7 @@ def main() -> int:
         {probe: records.clean_runs(arguments.folder, probe) for probe in PROBES},
     )
     page = report.page(campaign)
-    if arguments.injections >= INJECTIONS:  # a smaller campaign does not replace the page
+    if arguments.injections >= INJECTIONS:  # only a complete campaign replaces the page
         write("injections", page)
     else:
         print("\n".join(page))

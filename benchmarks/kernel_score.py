@@ -1,9 +1,10 @@
-"""How many wrong kernels that its cases were not written for the self-test finds, and how long that takes.
+"""Measures how many independently written wrong kernels the self-test detects, and how long it takes.
 
 python benchmarks/kernel_score.py [--half known|unseen] [--level quick] [--seed 1] [--again]
 
-Writes benchmarks/results/wrong_kernels.md, and next to it a verdict on each kernel in wrong_kernels.json as it is
-reached; a run that was cut off goes on there. --again forgets the verdicts. The kernels: tests/wrong_kernels.
+Writes benchmarks/results/wrong_kernels.md. The verdict on each kernel is written to wrong_kernels.json in the same
+folder as soon as it is reached, so an interrupted run can be continued; --again discards earlier verdicts. The kernels
+are in tests/wrong_kernels.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def kernels(half: str) -> dict[str, WrongKernel]:
 
 
 def verdict(half: str, name: str, levels: Sequence[str], seed: int) -> Verdict:
-    """Judge one kernel in a worker that has imported torch but called nothing of it."""
+    """Judge one kernel, in a worker process that has imported torch but called none of its functions."""
     importlib.import_module(f"wrong_kernels.{half}")
     return lowest(KERNELS[name], levels, seed)
 
@@ -65,8 +66,8 @@ def share(found: int, of: int) -> str:
 
 
 def table(half: str, chosen: Mapping[str, WrongKernel], verdicts: Verdicts, levels: Sequence[str]) -> Iterator[str]:
-    """Return a row for each operation: what each level detects, of the kernels that a self-test can be expected to
-    detect."""
+    """Yield the lines of a table with a row for each operation: how many of the kernels that a self-test can be
+    expected to detect are detected at each level."""
     judged = {name: kernel for name, kernel in chosen.items() if name in verdicts}
     yield from ("", f"## {half.capitalize()}", "")
     heads = " | ".join(levels)
@@ -91,19 +92,19 @@ def _found(chosen: Sequence[WrongKernel], verdicts: Verdicts, levels: Sequence[s
 def main() -> int:
     parser = argparse.ArgumentParser(description="Wrong kernels that the self-test finds.")
     parser.add_argument("--half", action="append", choices=HALVES, help="default: both")
-    parser.add_argument("--level", choices=LEVELS, default="full", help="the highest that is tried; default: full")
+    parser.add_argument("--level", choices=LEVELS, default="full", help="the highest level to run; default: full")
     parser.add_argument("--seed", type=positive, default=1)
-    parser.add_argument("--again", action="store_true", help="forget earlier verdicts")
+    parser.add_argument("--again", action="store_true", help="discard earlier verdicts")
     options = parser.parse_args()
     levels = LEVELS[: LEVELS.index(options.level) + 1]
     clean = {level: judge(None, level, options.seed) for level in levels}
     alarms = [f"{level}: {result.probe}, {result.reason}" for level, result in clean.items() if result.reason]
-    if alarms:  # each kernel would count as found by the same alarm
+    if alarms:  # because of this false alarm, every kernel would count as detected
         print("a run with nothing wrong fails", *alarms, sep="\n", file=sys.stderr)
         return 1
     verdicts = read_verdicts(options.again)
     chosen = {half: kernels(half) for half in HALVES}
-    os.environ["GOMP_SPINCOUNT"] = "0"  # waiting threads must not use a processor that another worker needs
+    os.environ["GOMP_SPINCOUNT"] = "0"  # waiting threads must not use processor time that another worker needs
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processors(), context) as pool:
         waiting = [

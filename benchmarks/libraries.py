@@ -1,4 +1,5 @@
-"""Finds shared libraries that an image contains more than once, also in lower layers: a pull transfers them in vain."""
+"""Finds shared libraries that an image contains more than once, also in lower layers. A pull transfers the hidden
+copies too, although nothing uses them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ _PACKAGED = "site-packages/nvidia"
 
 
 def twice(inspected: dict[str, Any]) -> tuple[int, int]:
-    """Return how many libraries of NVIDIA's wheels occur more than once, and their bytes. `inspected`: the engine's
-    description of an image, whose layers must be folders (overlay2)."""
+    """Return the number and the bytes of superfluous copies of libraries from NVIDIA's wheels. `inspected`: the
+    engine's description of an image, whose layers must be folders (overlay2)."""
     data = inspected["GraphDriver"]["Data"]
     folders = [data["UpperDir"], *filter(None, data.get("LowerDir", "").split(":"))]
     seen: set[str] = set()

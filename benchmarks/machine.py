@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # envbuild need not be installed, as on a remote GPU machine
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that envbuild need not be installed, for example on a remote GPU machine
 
 from envbuild.doctor import cpu_memory_and_os
 

@@ -1,6 +1,7 @@
-"""A package index on this machine: the wheels of a folder as PEP 503 and 658 have it, at a bounded rate if asked.
+"""A package index on this machine, which serves the wheels of a folder as in PEP 503 and 658, optionally at a limited
+rate.
 
-Both ways of a comparison fetch from it, so that neither is lucky with the network.
+All compared tools download from this index, so that the speed of the network affects none of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 _BLOCK = 1 << 20
-# The length of the simulated link's queue: for this long it stays busy although the sender is late, as on a busy
+# The length of the simulated link's queue: the link stays busy for this long if the sender is late, as on a busy
 # machine.
 _QUEUE_SECONDS = 0.25
 
@@ -35,7 +36,7 @@ class Link:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
-        """Returns when `count` bytes have gone through the line."""
+        """Return when `count` bytes have passed the link."""
         with self._lock:
             self.sent += count
             if self.rate is None:
@@ -72,7 +73,7 @@ class Mirror:
             daemon_threads = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                if not isinstance(sys.exc_info()[1], ConnectionError):  # the client has gone
+                if not isinstance(sys.exc_info()[1], ConnectionError):  # the client closed the connection
                     super().handle_error(request, client_address)  # type: ignore[arg-type]
 
         self._server = Server(("127.0.0.1", 0), Handler)
@@ -88,7 +89,7 @@ class Mirror:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Makes pip and uv ask this index and nothing else, whatever they are configured with."""
+        """The environment variables that make pip and uv use only this index, whatever their configuration."""
         nothing = dict.fromkeys(("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX", "UV_FIND_LINKS"), "")
         return {**nothing, "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": self.address,
                 "UV_DEFAULT_INDEX": self.address, "UV_NO_CONFIG": "1"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shared by the command lines of the campaigns and benchmarks: values of options, and how the programs end."""
+"""Shared code of the campaigns' and benchmarks' command lines: parses option values, and ends the programs cleanly."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def positive(text: str) -> int:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. It passes through handlers of exceptions and exits, like Ctrl-C, so that running work is cleaned up."""
+    """Raised on SIGTERM. Like Ctrl-C, it is not caught as an ordinary error, so that running work is cleaned up."""
 
 
 def program(main: Callable[[], int | None]) -> NoReturn:
-    """Run `main` to its end. Ctrl-C and SIGTERM end it with a line, and with exit code 130 or 143."""
+    """Run `main` and exit. After Ctrl-C or SIGTERM, print one line and exit with code 130 or 143."""
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _again
     try:

@@ -1,4 +1,4 @@
-"""The benchmark's own registry; a push is measured by the growth of its folder."""
+"""A registry for the benchmark. A push is measured by the growth of the registry's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.openregistry import OpenRegistry, program
 
 
 class Registry(OpenRegistry):
-    """`folder` contains the program, unless it is installed, and the data."""
+    """`folder` contains the data, and the registry's program if it is not installed."""
 
     def __init__(self, folder: Path) -> None:
         found = program(folder / "package")
@@ -20,6 +20,6 @@ class Registry(OpenRegistry):
         super().__init__(folder, found)
 
     def holds(self) -> int:
-        """Return the size of everything that was pushed, as it is stored: compressed, each blob once."""
+        """Return the size of everything that was pushed, as stored: compressed, and each blob once."""
         blobs = self.data / "docker" / "registry" / "v2" / "blobs"
         return sum(file.stat().st_size for file in blobs.rglob("data"))

@@ -1,5 +1,5 @@
-"""The other measurements of the benchmark of builds: the disk, a slow link, locks, commands, the self-test's own
-overhead."""
+"""The other measurements of the build benchmark: the disk, a slow link, locks, commands, and the overhead of the
+self-test."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from envbuild.fetch.wheel_resolution_and_download import uv_binary
 _BLOCK = bytes(1 << 22)
 _REPEATED = 5
 ENVBUILD = (sys.executable, "-m", "envbuild")
-LINK = 100e6 / 8  # bytes a second: 100 Mbit/s
-# Lower bounds for the commands: importing the libraries that they need.
+LINK = 100e6 / 8  # bytes per second: 100 Mbit/s
+# Lower bounds for the times of the commands: the import of the libraries that they need.
 _READING = "click, pydantic, yaml, packaging.requirements, platformdirs, filelock"
 LIBRARIES = {
     "libraries of show, imported": _READING,
@@ -43,8 +43,8 @@ def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float
 
 
 def disk(folder: Path, size: int) -> dict[str, float]:
-    """Bytes per second for one file of `size` bytes: a new file without flush; with its flush (`disk`); written
-    again in place without flush (`memory`), when the machine already has memory for its pages."""
+    """Measure bytes per second for one file of `size` bytes: a new file without flush; with flush (`disk`); and the
+    same file written again in place without flush (`memory`), when the machine already has memory for its pages."""
     file = folder / "disk"
     os.sync()
     with file.open("wb") as stream:
@@ -67,8 +67,8 @@ def _fill(stream: BinaryIO, size: int) -> None:
 
 
 def plain(rounds: Rounds) -> None:
-    """Install the same wheels by uv into a folder of this machine, and hash the result: no image can be built
-    faster."""
+    """Install the same wheels with uv into a folder of this machine, and hash the result, as a lower bound for the time
+    to build an image."""
     stock = rounds.stock
     folder = stock.folder / "plain"
     wanted = {
@@ -136,7 +136,7 @@ def locks(rounds: Rounds, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, names = rounds.stock.outside, lockable()
-    seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # fills uv's cache with the indexes' answers
+    seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # fills uv's cache with the responses of the indexes
     rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))
     took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
     rounds.note("lock", "with --upgrade", seconds=took, profiles=len(names))
@@ -161,7 +161,8 @@ def audit(rounds: Rounds, ours: Ours) -> None:
 
 
 def proved(rounds: Rounds) -> None:
-    """Make and verify the shipped profile cpu: time the self-test's own overhead, then `make` with nothing changed."""
+    """Run `make` for the shipped profile cpu, and measure the overhead of the self-test; then measure `make` with
+    nothing changed."""
     arena, stock = rounds.arena, rounds.stock
     folder = stock.folder / "proved"
     shutil.rmtree(folder, ignore_errors=True)

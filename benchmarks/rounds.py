@@ -1,4 +1,4 @@
-"""The cases of the benchmark of builds. Each way runs in turn on one engine; figures are added to `found` as they are
+"""The cases of the build benchmark. The tools run in turn on one engine; values are added to `found` as they are
 measured."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Rounds:
-    """`found`: case -> way -> figure -> the values of each run. Times in s, sizes in bytes."""
+    """`found`: case -> tool -> name of a value -> its value in each run. Times are in s, sizes in bytes."""
 
     arena: Arena
     stock: Stock
@@ -36,7 +36,7 @@ class Rounds:
         self.say(f"{case}: {way}: {values}")
 
     def timed(self, case: str, way: Way, work: Callable[[], float]) -> None:
-        """Time `work`, which returns the seconds that do not count."""
+        """Measure the time of `work`, minus the seconds that `work` returns."""
         excluded, took = watch.taken(work, [self.arena.pid], self.stock.folder)
         figures: dict[str, float] = {"seconds": took.seconds - excluded, "memory": took.memory, "written": took.written}
         if isinstance(way, Ours):
@@ -44,7 +44,8 @@ class Rounds:
         self.note(case, way.name, **figures)
 
     def one(self, way: Way, first: bool) -> None:
-        """Start with an empty engine and no downloads, then change a pin twice. `first`: also measure sizes."""
+        """Build with an empty engine and without downloaded wheels, then change a pin twice. `first`: also measure
+        sizes."""
         way.forget()
         self.arena.empty()
         self.timed("cold", way, lambda: way.build(PINS[0]))
@@ -63,7 +64,7 @@ class Rounds:
                   twice=count, **{"twice bytes": size})  # fmt: skip
 
     def here(self, ours: Ours) -> None:
-        """Start with the wheels on the host and an empty engine; then build a profile for a second GPU; then build with
+        """Build with the wheels on the host and an empty engine; then build a profile for a second GPU; then build with
         nothing changed."""
         self.stock.forget_builds()
         self.arena.empty()
@@ -74,8 +75,8 @@ class Rounds:
         self.timed("nothing changed", ours, lambda: ours.build(PINS[0]))
 
     def pushed(self, ways: list[Way]) -> None:
-        """Measure the bytes that a push of the image transfers, then of one with a different cuBLAS; for envbuild also
-        of a second GPU's image."""
+        """Measure the bytes that a push of the image transfers, then a push of an image with a different cuBLAS; for
+        envbuild also a push of a second GPU's image."""
         for way in ways:
             way.forget()
             self.arena.empty()
@@ -88,7 +89,7 @@ class Rounds:
                 self.note("push", way.name, second=self._push(way, way.second()))
 
     def _push(self, way: Way, tag: str) -> int:
-        """Return the bytes that the registry did not have."""
+        """Push an image, and return the bytes that the registry did not have before."""
         name = f"{self.registry.host}/{way.name}:{tag.rpartition(':')[2]}"
         before = self.registry.holds()
         self.arena.docker("tag", tag, name)

@@ -1,7 +1,9 @@
-"""Compares `make` of three profiles that share torch with the largest of them; every layer but the base is built again.
+"""Compares `make` of three profiles that share torch with `make` of the largest of them. Every layer except the base is
+built again.
 
-Not by --no-cache, under which nothing is shared: each time the installer, which every step reads and no image holds, is
-another by a comment, and so BuildKit knows none of the steps.
+--no-cache is not used, because it would also prevent the three builds from sharing layers. Instead, each measurement
+adds a new comment to the installer, which every step reads and no image contains, so that BuildKit has no step in its
+cache.
 
 python benchmarks/several.py        writes benchmarks/results/several.md; needs an engine; removes its images
 """
@@ -29,7 +31,8 @@ PROFILES = {"large": ["numpy", "pandas", "scipy"], "middle": ["numpy", "pandas"]
 
 @dataclass(frozen=True)
 class Took:
-    """Wall-clock seconds; seconds of work of all processors together; one document per profile."""
+    """A measurement. `seconds`: wall-clock time; `worked`: busy time of all processors together, in seconds;
+    `documents`: one for each profile."""
 
     seconds: float
     worked: float
@@ -62,7 +65,7 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
     command = [sys.executable, "-m", "envbuild", verb, "--json"]
     env = environment(folder, checkout)
     commands = [[*command, *names]] if verb == "make" else [[*command, name] for name in names]
-    # Only this process gets a terminal's Ctrl-C: a second signal would interrupt the children's clean-up.
+    # Only this process receives Ctrl-C from a terminal: a second signal would interrupt the children's clean-up.
     started = [
         subprocess.Popen(
             one, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -71,7 +74,7 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
     ]
     try:
         outputs = [json.loads(process.communicate()[0]) for process in started]
-    except BaseException:  # the children must remove their containers and files before ours are removed
+    except BaseException:  # the children must remove their containers and files before this process removes its own
         for process in started:
             process.terminate()
         for process in started:
@@ -94,7 +97,8 @@ def remove(names: list[str]) -> None:
 
 
 def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
-    """Measure the largest profile alone, and all; every layer except the base is built again each time."""
+    """Measure the largest profile alone, then all three together. Every layer except the base is built again each
+    time."""
     took = {}
     for what, chosen in (("largest", [names["large"]]), ("all three", list(names.values()))):
         remove(list(names.values()))

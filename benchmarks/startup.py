@@ -1,4 +1,4 @@
-"""Compares the start of the command line with the interpreter alone and with other command lines, in one run.
+"""Compares the start-up time of envbuild with that of the Python interpreter alone and of other commands, in one run.
 
 python benchmarks/startup.py        writes benchmarks/results/startup.md
 """
@@ -35,7 +35,7 @@ def seconds(argv: list[str]) -> float:
 
 def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(RUNS):  # in turn, so that a busy moment touches all
+    for _ in range(RUNS):  # in turn, so that a busy moment affects all commands
         for name, argv in COMMANDS.items():
             times[name].append(seconds(argv))
     floor = statistics.median(times["python -c pass"])

@@ -1,5 +1,5 @@
-"""Prepares everything that the benchmark of builds needs before timing starts: wheels, the base, locks, the images of
-the compared tools."""
+"""Prepares everything that the build benchmark needs before it measures: wheels, the base, locks, and the images of the
+compared tools."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from envbuild.lock.lock_file import Lock
 CHECKOUT = Path(__file__).parents[1]
 PROFILE = "step-video"
 CUBLAS = "nvidia-cublas-cu12"
-# The profile's own pin; a changed pin whose wheel must be downloaded; a changed pin whose wheel is here already.
+# The profile's own pin; a changed pin whose wheel must be downloaded; a changed pin whose wheel is already on this
+# machine.
 PINS = ("12.5.2.13", "12.5.3.2", "12.6.4.1")
-# The profile that is built and whose pin is changed; and that of a second GPU, with the same torch.
+# The profile that is built and whose pin is changed; and the profile of a second GPU, with the same torch.
 BENCH, SECOND = "bench", "second"
 
 
 @dataclass(frozen=True)
 class Stock:
-    """`folder` contains everything; `project` is where envbuild runs, with a profile for each pin. `wheels`: those of
-    the profile; `cublas`: its wheel by version; `base`, `uv`: image references for the compared tools."""
+    """`folder`: contains everything; `project`: the folder in which envbuild runs, with a profile for each pin;
+    `wheels`: the wheels of the profile; `cublas`: the cuBLAS wheel of each version; `base`, `uv`: image references for
+    the compared tools."""
 
     folder: Path
     wheels: tuple[LockedWheel, ...]
@@ -56,8 +58,8 @@ class Stock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables for envbuild: its own folders, the mirror as its only index, and compiled modules
-        as after an installation."""
+        """The environment variables for envbuild: separate user folders, the mirror as the only index, and compiled
+        modules as after an installation."""
         return {**self.outside, **self.mirror.environment}
 
     @property
@@ -88,14 +90,14 @@ class Stock:
         shutil.rmtree(self.folder / "state", ignore_errors=True)
 
     def change(self, pin: str) -> None:
-        """Change the profile to this cuBLAS, with the lock for it."""
+        """Change the profile and its lock to this version of cuBLAS."""
         folder = self.project / "profiles"
         for end in (".yaml", ".lock.yaml"):
             shutil.copy(folder / f"{profile(pin)}{end}", folder / f"{BENCH}{end}")
         (self.project / "dockerfiles" / f"{BENCH}.Dockerfile").unlink(missing_ok=True)
 
     def tag(self, name: str, locked: str) -> str:
-        """Return the tag of the image of `name`, which has the lock of `locked`."""
+        """Return the tag of the image of profile `name` that was built from the lock of profile `locked`."""
         return f"envbuild/{name}:{_lock(self.project / 'profiles' / f'{locked}.lock.yaml').short}"
 
     def bring(self, pin: str) -> None:
@@ -112,7 +114,7 @@ def profile(pin: str) -> str:
 
 
 def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, ...], dict[str, LockedWheel]]:
-    """Return the wheels for all ways, downloaded once from the machine's indexes into `folder`/wheels."""
+    """Return the wheels for all tools. They are downloaded once from the machine's indexes, into `folder`/wheels."""
     locked = _lock(CHECKOUT / "profiles" / "projects" / f"{PROFILE}.lock.yaml")
     kept = Store(folder / "wheels")
     glibc = suites()[locked.suite or ""].glibc
@@ -131,7 +133,7 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
 
 
 def _torchs_own(locked: Lock) -> str:
-    """Return the cuBLAS that torch requires; pip downloads it before it is overridden."""
+    """Return the wheel of the cuBLAS that torch requires: pip downloads it before the override is installed."""
     (override,) = (one for one in locked.overrides if one.name == CUBLAS)
     return override.replaces.removeprefix("==")
 
@@ -178,7 +180,7 @@ def run(stock: Stock, *arguments: str, engine: Arena | None = None) -> str:
 
 
 def bases(stock: Stock, say: Callable[[str], None]) -> Path:
-    """Build the root file system that all ways use, by envbuild in its own cache."""
+    """Build the root file system that all tools use, with envbuild, in the benchmark's own cache."""
     locked = _lock(stock.project / "profiles" / f"{profile(PINS[0])}.lock.yaml")
     assert locked.suite
     before = os.environ.get("XDG_CACHE_HOME")

@@ -1,4 +1,4 @@
-"""The figures of benchmarks/build.py as JSON, as Markdown with the targets, and as a plot."""
+"""Writes the values that benchmarks/build.py measured: as JSON, as a Markdown page with the targets, and as a plot."""
 
 from __future__ import annotations
 
@@ -17,38 +17,42 @@ TITLES = {
 BUILDS = ("cold", "wheels here", "pin, wheel to fetch", "pin, wheel here", "second GPU", "nothing changed")
 
 _ABOUT = """
-Machine: {machine}. Docker {engine}, an engine of its own. Load average (1 min) {before:.1f} before, {after:.1f} after,
-partly its own. {runs} runs, of ways slower than a minute one; {minutes:.0f} min in all. {wheels} wheels, {gb} GB, from
-an index on the machine; base {root} GB unpacked. {speeds} cuBLAS {cublas}. Made by `make bench`.
+Machine: {machine}. Docker {engine}, a separate engine for the benchmark. Load average (1 min) {before:.1f} before and
+{after:.1f} after, partly from the benchmark itself. {runs} runs of each tool, but one of tools slower than a minute;
+{minutes:.0f} min in all. {wheels} wheels, {gb} GB, from an index on the machine; base {root} GB unpacked. {speeds}
+cuBLAS {cublas}. Made by `make bench`.
 """
 _TIMED = """
-Timed is from the command to the image id in the engine, loaded: of envbuild its whole process, Python's start and the
-labels included, the audit (which peers do not have) left out; locks and requirements are made before. Cold: the
-engine's data is removed, and of envbuild the wheels and uv's cache; every way takes its root file system from this
-machine (peers by pulling it from a registry, envbuild from its cache). Before each case the disk is synced.
+The time is from the start of the command until the engine has the image. For envbuild it is the time of the whole
+process, including Python's start and the labels, without the audit, which the other tools do not have. Locks and
+requirements are made before. "Cold" means that the engine's data is removed, and for envbuild also the wheels and uv's
+cache. All tools take the root file system from this machine: the others pull it from a registry, envbuild has it in its
+cache. The disk is synced before each case.
 """
 _TAKEN = """
-Peak of anonymous memory of the engine and the client; bytes that the disk was given, whoever wrote them; what the
-engine keeps, cache included; libraries of NVIDIA's that are there again in another layer.
+The columns are: the peak of anonymous memory of the engine and the client; the bytes that any process wrote to the
+disk; the size of the image; its layers; what the engine stores, including its cache; NVIDIA's libraries that are in a
+second layer too, and their size; and the bytes that a push transfers.
 """
 _STEPS = """
-As `build --json` tells them; what is fetched is part of `build`, the audit is not timed above, and Python's start is in
-none of them.
+These are the steps that `build --json` reports. Downloads are part of the step `build`. The audit is not part of the
+times above, and Python's start is not part of any step.
 """
 _STREAM = """
-Bytes over what a new file with its flush takes by one stream, one after the other and nothing else to wait for. It is
-no bound: several streams at once write faster, and what is not flushed need not wait for the disk. If a file is
-written much faster in place than as a new file, the machine's memory limits it, not its disk: a virtual machine that
-returns free memory gets each page of a new file from its host.
+The seconds are the bytes divided by the speed at which one stream writes and flushes a new file. They are not a lower
+bound: several streams at once write faster, and writes that are not flushed need not wait for the disk. If writing a
+file in place is much faster than writing a new file, the machine's memory limits the speed, not its disk: a virtual
+machine that returns free memory gets each page of a new file from its host.
 """
 _PLAIN = """
-uv installs the wheels, which lie on the host, into a folder there; then each file that came of it is hashed, as every
-layer is. An image also needs the wheels in its build context, and its layers are compared and packed.
+uv installs the wheels from the host into a folder on the host; then each installed file is hashed, as the files of
+every layer are. To build an image, the wheels must also be in the build context, and the layers are compared and
+compressed.
 """
 
 
 class Figures:
-    """Reads one value of a document's cases; None where it was not measured."""
+    """Reads values from the cases of a document; None if a value was not measured."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.cases = document["cases"]
@@ -117,7 +121,7 @@ def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, fl
 
 def markdown(document: Mapping[str, Any]) -> Iterator[str]:
     f = Figures(document)
-    yield "# Building an image, side by side"
+    yield "# Time and space for building an image"
     yield from _paragraph(
         _ABOUT.format(
             **document, before=document["load"][0], after=document["load"][1], gb=_gb(document["fetched"]),
@@ -125,7 +129,7 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
         )
     )  # fmt: skip
     if "cut_short" in document:
-        yield from _paragraph("Cut short, so cases are missing below or have fewer runs.")
+        yield from _paragraph("The benchmark ended early, so cases are missing below or have fewer runs.")
     yield from _paragraph(_TIMED)
     cases = [case for case in BUILDS if case in f.cases]
     yield from _table(
@@ -160,7 +164,7 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _speeds(document: Mapping[str, Any]) -> str:
-    """Return a sentence about the disk speeds; earlier documents do not have all of them."""
+    """Return a sentence about the disk speeds. Documents of earlier versions do not have all of them."""
     flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "new_file", "memory"))
     new = f"{new_file} MB/s ({flushed} with its flush)" if "new_file" in document else f"{flushed} MB/s with its flush"
     return f"A new file took {new}{f', in place again {again} MB/s' if 'memory' in document else ''}."
@@ -184,7 +188,8 @@ def _sizes(f: Figures, way: str, title: str) -> list[str]:
 
 
 def streamed(document: Mapping[str, Any]) -> Iterator[str]:
-    """Report how long a single stream of each way's bytes takes, compared with writing a new file in the same run."""
+    """Report how long one stream of the bytes that each tool writes would take, at the speed of writing a new file in
+    the same run."""
     f, speed = Figures(document), document["disk"]
     fetched, unpacked = document["fetched"], f.median("size", "envbuild", "image")
     if unpacked is not None:
@@ -195,7 +200,7 @@ def streamed(document: Mapping[str, Any]) -> Iterator[str]:
             "uv: unpacked into its cache, and copied from there": 2 * unpacked,
         }
         yield from _table(
-            "Bytes written, and how long one stream takes for them",
+            "Bytes written, and the time of one stream for them",
             ["what", "GB", "s"],
             [[what, _gb(size), f"{size / speed:.1f}"] for what, size in rows.items()],
             _STREAM,
@@ -220,7 +225,7 @@ def others(f: Figures) -> Iterator[str]:
             "Processors",
             ["engine and client bound to", "s"],
             [[case, _spread(f.all(case, "envbuild"))] for case in bound],
-            "Simulated: both were bound to so many of this machine's processors (sched_setaffinity); wheels here.",
+            "Simulated: both were limited to some of the processors (sched_setaffinity); the wheels were on the host.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Measures a piece of work: seconds, peak memory, bytes written to the disk."""
+"""Measures the seconds, the peak memory and the bytes written to the disk while a function runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Taken:
-    """`memory`: the peak of anonymous memory of the watched processes and their descendants, sampled every 0.2 s, in
-    bytes. `written`: bytes written to the disk, by any process, until everything was on it."""
+    """`memory`: the peak of anonymous memory of the watched processes and their descendants, in bytes, sampled every
+    0.2 s. `written`: bytes that any process wrote to the disk, including the data flushed at the end."""
 
     seconds: float
     memory: int
@@ -68,7 +68,7 @@ def _processes() -> dict[int, _Process]:
             try:
                 status = (folder / "status").read_text(encoding="utf-8")
             except OSError:
-                continue  # it has ended in the meantime
+                continue  # the process has ended in the meantime
             rows = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
             held = int(rows.get("RssAnon", "0 kB").split()[0]) * 1024
             found[int(folder.name)] = _Process(int(rows["PPid"]), held)

@@ -1,5 +1,5 @@
-"""The compared ways to build the same image: three of other tools, written as their best users would, and
-envbuild's."""
+"""The compared ways to build the same image: with three other tools, used as an expert would use them, and with
+envbuild."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PEERS = Path(__file__).parent / "peers"
 
 
 class Way(Protocol):
-    """A way to build an image. `slow`: a cold run takes so long that one is enough. `keeps`: downloaded wheels are kept
-    for the next build."""
+    """A way to build an image. `slow`: a cold build takes so long that it runs only once. `keeps`: downloaded wheels
+    are kept for the next build."""
 
     name: str
     slow: bool
@@ -31,10 +31,10 @@ class Way(Protocol):
         """Restore the state before the first build, except for the engine."""
 
     def build(self, pin: str) -> float:
-        """Makes the image with this cuBLAS, and tags it; returns seconds of what was done that is not counted."""
+        """Build and tag the image with this cuBLAS. Return the seconds of work that must not be counted."""
 
     def bring(self, pin: str) -> None:
-        """Put the cuBLAS wheel where a download would put it."""
+        """Put the cuBLAS wheel where a download of this tool would put it."""
 
     def tag(self, pin: str) -> str: ...
 
@@ -56,7 +56,7 @@ class Dockerfile:
         return self.fetch is not None
 
     def forget(self) -> None:
-        """All that it keeps lies in the engine."""
+        """Everything that this tool keeps is in the engine, so nothing is restored here."""
 
     def tag(self, pin: str) -> str:
         return f"bench-{self.name}:{pin}"
@@ -82,7 +82,7 @@ class Dockerfile:
 
 
 class Ours:
-    """`envbuild build`, from its start to the image id; the audit's seconds are not counted."""
+    """`envbuild build`, measured from its start to the image id, without the seconds of the audit."""
 
     keeps = True
 
@@ -116,7 +116,7 @@ class Ours:
 
 
 def ways(arena: Arena, stock: Stock) -> list[Way]:
-    """Return all of them, envbuild's last."""
+    """Return all ways, envbuild's last."""
     torch, numpy = (
         next(f"{i.wheel.name}=={i.wheel.version}" for i in stock.wheels if i.wheel.name == name)
         for name in ("torch", "numpy")

@@ -3,7 +3,7 @@
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
 # Pinned by changed metadata of the packages: nvidia-cublas-cu12==12.5.2.13 (torch requires ==12.1.3.1);
-# a later pip install keeps it.
+# a later pip install keeps the override.
 # Pinned: the version of every Debian package except python3-venv. Most mirrors keep only the newest one:
 # if a version is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
 # DEBIAN_VERSIONS=none the base image (BASE) must have the packages.

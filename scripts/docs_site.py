@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages outside docs/ are part of the site, and links between files work in it as in the repository.
+"""Hooks for mkdocs: they add pages outside docs/ to the site, and rewrite links between files for the site.
 
 A link to a file that is not a page of the site, such as a source file, becomes plain text. A link to a missing file is
 left as it is, so that `mkdocs build` reports it.
@@ -22,14 +22,14 @@ DOCS = "docs/"
 _HOME = {"README.md": "index.md"}
 _OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "evidence/README.md", "tests/attacks/README.md")
 _RESULTS = "benchmarks/results/*.md"
-# A fence or code span, which has no links, or the target of a link.
+# A code fence or a code span, in which links are not rewritten, or a link with its target.
 _LINK = re.compile(
     r"(?P<code>^[ ]*```.*?^[ ]*```|``.+?``|`[^`\n]+`)|(?P<text>\[[^][]*\])\((?P<to>[^()\s]+)\)", re.M | re.S
 )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside docs/ and the pictures that they show."""
+    """Add the pages outside docs/, and their images, to the site."""
     results = [file.relative_to(ROOT).as_posix() for file in sorted(ROOT.glob(_RESULTS))]
     pictures = [file.relative_to(ROOT).as_posix() for file in sorted(ROOT.glob("benchmarks/results/*.svg"))]
     for path in (*_OUTSIDE, *results, *pictures):
@@ -59,7 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def site_path(path: str) -> str:
-    """A path in the repository as a path in the site: docs/ is its root, and the README its first page."""
+    """Convert a path in the repository to a path in the site, whose root is docs/ and whose first page is the
+    README."""
     return _HOME.get(path, path.removeprefix(DOCS))
 
 

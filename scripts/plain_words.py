@@ -1,6 +1,6 @@
-"""Find idioms that readers have to decode, in the tracked files: `make lint` runs this.
+"""Find idioms that readers may not understand, in the tracked files. `make lint` runs this script.
 
-python scripts/plain_words.py [FOLDER or FILE...]      exit code 1 where it finds one
+python scripts/plain_words.py [FOLDER or FILE...]      exit code 1 if it finds an idiom
 
 The list is a minimum, not the goal: a sentence without these words can still be hard to read. Add a word when a reader
 had to ask what it means.
@@ -37,7 +37,7 @@ RULES = (
 )
 _ANY = re.compile("|".join(rf"(?P<rule{i}>\b(?:{idiom})\b)" for i, (idiom, _) in enumerate(RULES)), re.IGNORECASE)
 _SUFFIXES = frozenset({"", ".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".svg", ".Dockerfile"})
-# Files with quotations, and with lists of old names.
+# Files that contain quotations or lists of old names, which are not checked.
 _QUOTED = (
     "scripts/plain_words.py",
     "tests/logs/",
@@ -46,8 +46,8 @@ _QUOTED = (
     "docs/decisions/0026-packages-in-order.md",
     "docs/decisions/names-of-0026.md",
 )
-# Lines with quotations: messages of uv, patterns for texts that people write in logs, and messages of probes (a change
-# would raise the versions of the probes, so that earlier evidence would no longer count).
+# Lines that contain quotations, which are not checked: messages of uv, and patterns for texts that people write in
+# logs.
 _QUOTING = {
     "benchmarks/results/chaos.md": re.compile(r"\(Because there (?:is|are) no versions? of "),
     "envbuild/facts/data/signatures.yaml": re.compile(r" +- '.*'$"),
@@ -55,7 +55,7 @@ _QUOTING = {
 
 
 def idioms(text: str, quoting: re.Pattern[str] | None = None) -> Iterator[tuple[int, str, str]]:
-    """Return line number, idiom and what to write instead, for each idiom in a text. Lines that `quoting` matches are
+    """Yield (line number, idiom, what to write instead) for each idiom in a text. Lines that `quoting` matches are
     skipped."""
     # In the recordings of terminals, words are separated by &#160;.
     for number, line in enumerate(text.replace("&#160;", " ").splitlines(), 1):
@@ -66,7 +66,7 @@ def idioms(text: str, quoting: re.Pattern[str] | None = None) -> Iterator[tuple[
 
 
 def tracked(places: Sequence[str]) -> list[Path]:
-    """Return the tracked files to read, in all folders or in some."""
+    """Return the tracked files to check; in all folders if `places` is empty."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *places], check=True, stdout=subprocess.PIPE, encoding="utf-8"
     )

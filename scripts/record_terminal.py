@@ -1,4 +1,4 @@
-"""A picture of a command's output for the README.
+"""Record the output of a command as a picture for the README.
 
 python scripts/record_terminal.py FILE.svg COMMAND...       runs COMMAND and writes what it printed as an SVG
 """
@@ -23,7 +23,7 @@ def main(file: Path, command: list[str]) -> int:
     console.print(Text(f"$ {shlex.join(command)}", style="bold"))
     console.print(Text.from_ansi(done.stdout))
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A fixed id and no fonts from the network: the same output gives the same file, which opens without one.
+    # With a fixed id, the same output gives the same file. Without web fonts, the file needs no network.
     picture = console.export_svg(title=shlex.join(command), unique_id="terminal")
     start, end = picture.index("@font-face"), picture.rindex(".terminal-matrix {")
     file.write_text(picture[:start] + picture[end:], encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Reads torch's pins again from the wheel metadata of the configured index and shows where they differ from the facts.
+"""Reads torch's pins from the wheel metadata of the configured index, and shows where they differ from the facts.
 
 Example: .venv/bin/python scripts/torch_pins.py --release 2.7.1
 """
@@ -14,7 +14,7 @@ from envbuild.util.errors import EnvbuildError
 
 
 def main() -> int:
-    """Return the exit code: 0 also where there are differences, which are data."""
+    """Return the exit code: 0 also if there are differences."""
     known = database.torch_releases()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--release", action="append", choices=known, help="only this release; may be repeated")

@@ -1,8 +1,8 @@
-"""Puts a fault into one operation of a probe's own work, and observes what comes of it.
+"""Injects a fault into one operation of a probe, and observes its effect.
 
-A probe announces its work on the device by `with context.step(...)`. In such a block every operator of aten is seen;
-what only describes memory (views) or leaves it as it is (`empty`) computes nothing and is left out, and so is what
-makes inputs and references (`host_work`).
+A probe computes on the device in blocks `with context.step(...)`. The injector observes every aten operator in such a
+block, except operators that compute nothing (views, and `empty`), and those that compute inputs and references
+(`host_work`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMPUTE_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_em
 
 @dataclass(frozen=True)
 class Site:
-    """An output of an operator: number `number` among all outputs of the unit's work."""
+    """An output of an operator. `number`: its position among all outputs of the unit."""
 
     number: int
     operator: str
@@ -43,8 +43,8 @@ class Shot:
 
 
 class Injector(TorchDispatchMode):
-    """Observes the operators of a step, counts their outputs, and changes one output as `shot` says. `results`:
-    operators whose outputs are results, whether the probe compares them or not."""
+    """Observes the operators of a step, counts their outputs, and changes one output as `shot` says. `results`: the
+    operators whose outputs count as results, even if the probe does not compare them."""
 
     def __init__(self, shot: Shot | None = None, results: Sequence[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,7 +67,8 @@ class Injector(TorchDispatchMode):
             self._host -= 1
 
     def settle(self) -> None:
-        """At the end of a step, copy its results as they are now, because later operators wrote to some of them."""
+        """At the end of a step, copy its results as they are then, because later operators may write to some of
+        them."""
         self.made += [values.detach().clone() for values in self._kept]
         self._kept.clear()
 
@@ -117,7 +118,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-# torch multiplies fp8 on the CPU element by element, which is slow: known results are not computed again.
+# On the CPU, torch multiplies fp8 element by element, which is slow, so known results are not computed again.
 _SLOW = {"_scaled_mm"}
 _slow_results: dict[Any, torch.Tensor] = {}
 

@@ -1,14 +1,15 @@
-"""The fault model: which values an operation's output has after a fault in the hardware. Pure functions.
+"""The fault model: it says which values an operation's output has after a hardware fault. Pure functions.
 
-A fault changes values in one way (`Kind`) at one set of places (`Place`). The shares are data, each with its source:
+A fault changes values in one way (`Kind`) at one set of places (`Place`). The probabilities are data, each with its
+source:
 
 - [T] Tung et al., "The Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance", arXiv
   2605.04213, 2026: stuck-at faults in the gates of a data-center GPU. Its abstract says that NaN and infinity are 1.01%
   of the outcomes, that single-bit flips are less than 40% of the bit flips, and that addresses are periodic.
-- [Q] Two figures of the same paper, known from three public repositories that quote it and not from the paper itself:
-  50.68% of the outcomes are zeros, 48.31% bit flips; and the period is 2, 4, 8 or 16 elements within a warp.
+- [Q] Numbers of the same paper, known only from three public repositories that quote it: 50.68% of the
+  outcomes are zeros, 48.31% bit flips; and the period is 2, 4, 8 or 16 elements within a warp.
 - [N] NVBitFI (github.com/NVlabs/nvbitfi), NVIDIA's fault injector: one bit, two adjacent bits, a random value, zero.
-- [A] Assumed: no figure was found. The results are given by kind and by place, so that other shares can be applied.
+- [A] Assumed: no number was found. The results are listed by kind and by place, so that readers can apply other shares.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-WARP = 32  # threads that compute adjacent elements together
+WARP = 32  # the number of threads that compute adjacent elements together
 
 BIT_FLIPS = 0.4831  # [Q]
 SINGLE = 0.4  # [T]: "less than 40%", of the bit flips
@@ -28,7 +29,7 @@ MANY = BIT_FLIPS * (1 - SINGLE) / 3  # [N] for the first two, [A] for the third 
 
 @dataclass(frozen=True)
 class Share:
-    """The probability of a choice, the source of that figure, and what the choice does."""
+    """The probability of a choice, the source of the probability, and the effect of the choice."""
 
     name: str
     value: float
@@ -69,8 +70,8 @@ _FRACTIONS = {
 @dataclass(frozen=True)
 class Fault:
     """A change of an output of `count` elements. `kind` is applied to the elements `start`, `start` + `step`, ... below
-    `end`. `mask` has the bits that are changed, `word` their new values; `flip`: they are inverted instead. `value`:
-    the new value of elements for the kind "NaN or infinity"."""
+    `end`. `mask`: the bits that are changed; `word`: their new values; `flip`: invert the bits instead. `value`: the
+    new value of elements for the kind "NaN or infinity"."""
 
     kind: str
     place: str
@@ -98,7 +99,7 @@ def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int)
     elif kind in (RANDOM_VALUE, ZERO):
         mask = (1 << width) - 1
     word = 0 if kind == ZERO else generator.getrandbits(width) & mask
-    # A stuck lane keeps its bits; in other kinds of fault they are inverted.
+    # A stuck lane sets its bits to fixed values; other kinds of fault invert bits.
     flip = kind in (ONE_BIT, TWO_BITS) and place != LANE
     value = generator.choice((float("nan"), float("inf"), float("-inf"))) if kind == SPECIAL else 0.0
     return Fault(kind, place, start, end, step, mask, word, flip, value)
@@ -111,7 +112,7 @@ def apply(fault: Fault, values: torch.Tensor) -> torch.Tensor:
     if fault.kind == SPECIAL:
         struck.fill_(fault.value)
     elif fault.kind == OTHER_ELEMENT:
-        # What lies a step away; the first of a period takes the next one's.
+        # The value of the element one step before; the first element of a period takes the value of the next one.
         away = torch.arange(fault.start, min(fault.end, len(values)), fault.step) - fault.step
         away = torch.where(away < 0, (away + 2 * fault.step).clamp(max=len(values) - 1), away)
         struck.copy_(values[away])

@@ -1,5 +1,5 @@
-"""The files of a campaign: one line for each injection or clean run, written when it ends, and read when a campaign is
-continued."""
+"""Reads and writes the files of a campaign. A line for each injection or clean run is written when it ends; the lines
+are read when a campaign is continued."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-# The effect of an injection: no result moves by more than rounding may; some elements of a result do; all elements do;
-# or the probe ends with an error or a signal.
+# The effect of an injection: no result changes by more than rounding may change it; some elements of a result do; all
+# elements of a result do; or the probe ends with an error or a signal.
 MASKED, PARTIAL, WHOLE, STOPPED = "masked", "can escape", "whole result", "stopped"
 OUTCOMES = (MASKED, PARTIAL, WHOLE, STOPPED)
 
@@ -44,7 +44,7 @@ class Record:
 
 @dataclass(frozen=True)
 class CleanRun:
-    """A run of all units of a probe without a fault, and what the probe reported nevertheless."""
+    """A run of all units of a probe without a fault. `faults`: what the probe reported nevertheless."""
 
     configuration: str
     level: str
@@ -58,13 +58,14 @@ class OtherSources(Exception):
 
 
 class Lines:
-    """A file of records. Its first line names the sources they were made with; an incomplete last line is dropped."""
+    """A file of records. Its first line identifies the sources with which they were made. An incomplete last line is
+    ignored."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def open(self) -> int:
-        """Make the file ready to go on, and return how many records it has. Raises OtherSources."""
+        """Prepare the file for more records, and return the number of its records. Raises OtherSources."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         whole = self.file.read_bytes() if self.file.exists() else b""
         kept = whole[: whole.rfind(b"\n") + 1]

@@ -1,4 +1,4 @@
-"""The page of a campaign: benchmarks/results/injections.md."""
+"""Writes the page of a campaign: benchmarks/results/injections.md."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _MOST_ESCAPES, _MOST_ALARMS = 25, 20
 
 @dataclass(frozen=True)
 class Campaign:
-    """All measurements. By probe: the injections, the clean runs, and the probe's seconds in a whole run at level
-    standard. `control`: the same for operations with a broken comparison."""
+    """All measurements of a campaign. For each probe: the injections, the clean runs, and the seconds that the probe
+    takes in a complete run at level standard. `control`: the injections into the probe operations with a broken
+    comparison."""
 
     machine: str
     torch: str

@@ -1,4 +1,4 @@
-"""Runs units in this process, with a fault or without, and says what the fault came to."""
+"""Runs units in this process, with or without a fault, and determines the effect of the fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from .injector import InjectedContext, Injector, Shot, Site
 from .records import MASKED, PARTIAL, STOPPED, WHOLE
 from .units import Unit
 
-# The functions that compute inputs and exact results. Callers get copies of inputs, because some write to them.
+# The functions that compute inputs and exact results. Callers receive copies of inputs, because some callers write to
+# them.
 _COPIED: tuple[Any, ...] = (
     hashed_inputs.hashes,
     hashed_inputs.ternary,
@@ -72,16 +73,17 @@ _REMEMBERED: tuple[Any, ...] = (
         norm_fixed_cases.norm_inputs,
     ),
 )
-# Training writes to the results of the first two; the third multiplies the results of a faulty operator, in float64.
+# Training writes to the results of the first two functions; the third multiplies results of a faulty operator, in
+# float64.
 _ON_HOST: tuple[Any, ...] = (train_step.model, small_gpt.parameters, fft_and_linalg._times)
 
 Compare = Callable[..., element_comparison.Worst]
-_digest = tensor_digests.raw_digest  # the original: Runner replaces it
+_digest = tensor_digests.raw_digest  # the original function, which Runner replaces
 
 
 @dataclass(frozen=True)
 class Result:
-    """Values that a probe compared or computed, and how far rounding may move each of them; None: not at all."""
+    """Values that a probe compared or computed, and by how much rounding may change each of them; None: by nothing."""
 
     values: torch.Tensor
     allowed: torch.Tensor | None = None
@@ -105,8 +107,8 @@ class Observed:
 @dataclass(frozen=True)
 class Effect:
     """The effect of a fault: one of records.OUTCOMES, whether the probe reported it, and how many elements changed.
-    `units`: the largest change of a result, in units of the last place of its largest element; a NaN and a different
-    integer count as infinitely far."""
+    `units`: the largest change of a result, in units in the last place of its largest element; a change to NaN or to a
+    different integer counts as infinite."""
 
     outcome: str
     detected: bool
@@ -116,15 +118,15 @@ class Effect:
 
 
 class Runner:
-    """Runs units. While it is in force (`with`), inputs and references are computed once, and results are kept.
+    """Runs units. Within its `with` block, inputs and references are computed only once, and results are kept.
 
-    `compare`: what the probes judge by; with a broken comparison, the campaign measures what that misses.
+    `compare`: the comparison that the probes use. With a broken one, the campaign measures what it misses.
 
-    References are remembered while `learning`, by the bytes of what they are computed from: a reference of values that
-    a fault has changed is computed again.
+    While `learning`, references are stored under the bytes of their inputs. So if a fault has changed the inputs, the
+    reference is computed again.
     """
 
-    job: JobDocument  # for the next runs
+    job: JobDocument  # used by the next runs
 
     def __init__(self, job: JobDocument, compare: Compare = element_comparison.compare) -> None:
         self.job = job
@@ -244,7 +246,10 @@ class Runner:
     def _expecting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def expected(case: operation_case.Case) -> Any:
             if id(case) not in self._known:
-                self._known[id(case)] = case, function(case)  # keeps the case alive: no other object gets its id
+                self._known[id(case)] = (
+                    case,
+                    function(case),
+                )  # keeps the case alive, so that no other object gets its id
             return self._known[id(case)][1]
 
         return expected
@@ -311,7 +316,8 @@ def effect(clean: Observed, faulty: Observed, dtype: torch.dtype = torch.float64
 
 
 def _units(before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return how far values moved at most, in the units of Effect; of `dtype` if the values' own dtype is finer."""
+    """Return the largest change of a value, in the units of Effect. The units are those of `dtype`, if the values have
+    a finer dtype."""
     if before.shape != after.shape or not before.is_floating_point():
         return math.inf
     coarsest = max(one.eps for one in map(torch.finfo, (before.dtype, dtype)))
@@ -324,7 +330,8 @@ def _units(before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype) -> flo
 
 
 def _different(before: Result, after: Result) -> torch.Tensor:
-    """Return which elements a fault moved further than rounding may; all if the shapes differ."""
+    """Return which elements a fault changed by more than rounding may change them; all elements if the shapes
+    differ."""
     if before.values.shape != after.values.shape or before.values.dtype != after.values.dtype:
         return torch.ones(before.values.shape, dtype=torch.bool)
     if before.allowed is None:
@@ -334,15 +341,15 @@ def _different(before: Result, after: Result) -> torch.Tensor:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """Return the bits for a comparison: NaN would differ from itself otherwise. 0 and -0 are made equal, as the probes
-    treat them."""
+    """Return the bits of values, for a comparison in which NaN equals NaN. 0 and -0 get the same bits, because the
+    probes treat them as equal."""
     if not values.is_floating_point() or values.itemsize == 1:
         return values.view(torch.uint8) if values.dtype != torch.bool and values.itemsize == 1 else values
     return (values + 0.0).contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
 
 
 def _key(value: Any) -> Any:
-    """Return the key of an argument in the memory of earlier calls."""
+    """Return the key under which an argument is stored for later calls."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, tuple(value.shape), _digest(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Shares with their intervals, and the counts of a campaign."""
+"""Computes shares with confidence intervals, and counts, from the records of a campaign."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .records import OUTCOMES, PARTIAL, Record
 
-LARGE = 8  # units of the last place: no right algorithm is expected to have a larger error
+LARGE = 8  # units in the last place: no correct algorithm is expected to have a larger error
 NORMAL_95 = 1.959964  # 95% of a normal distribution are within this many standard deviations
 
 

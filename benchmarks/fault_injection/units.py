@@ -1,6 +1,6 @@
-"""The probes of level standard in units: parts that can be run by themselves, again and again.
+"""Divides the probes of level standard into units: parts that can be run separately and repeatedly.
 
-A unit runs the probe's own code, narrowed to one of its cases. What makes inputs and references is computed once.
+A unit runs the probe's own code, restricted to one of its cases. Inputs and references are computed only once.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _transfer(context: Context) -> Iterator[Unit]:
 
 
 def _repeat(context: Context) -> Iterator[Unit]:
-    """Compute one of the four runs; the others, in which nothing is changed, are known for each number of threads."""
+    """Compute only one of the probe's four runs. The others, which contain no fault, were computed before, for each
+    number of threads."""
     known: dict[tuple[torch.dtype | None, int], dict[str, str]] = {}
 
     def run(context: Context, dtype: torch.dtype | None) -> None:

@@ -1,4 +1,5 @@
-"""The process that runs injections, or clean runs, of one probe: python -m fault_injection.worker ..."""
+"""The program of a worker process, which runs injections or clean runs of one probe: python -m fault_injection.worker
+..."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from .runner import Effect, Observed, Runner, effect
 from .units import PROBES, Unit
 
 LEVEL = "standard"
-CONTROL = "control"  # the probe operations, with a broken comparison that skips every second element
+CONTROL = "control"  # stands for the probe operations with a broken comparison, which skips every second element
 CONTROLLED = "operations"
-OFFSETS = (0, 1, 3, 6)  # elements by which inputs are moved in memory
+OFFSETS = (0, 1, 3, 6)  # number of elements by which inputs are shifted in memory
 EVEN_OFFSETS = (0, 2, 6, 12)  # for probes that view pairs of numbers as complex ones
 THREADS = (1, 2)
 _right = element_comparison.compare  # the original: Runner replaces it
 
 
 class Campaign:
-    """The units of one probe, with their runs without a fault."""
+    """The units of one probe, and the result of each unit without a fault."""
 
     def __init__(self, runner: Runner, probe: str) -> None:
         self.runner, self.probe = runner, probe
@@ -42,15 +43,15 @@ class Campaign:
         self.units: list[tuple[Unit, Observed]] = [(unit, clean) for unit, clean in found if clean is not None]
 
     def inject(self, number: int) -> Record:
-        """Make the injection of this number, which is always the same: a unit and one of the elements that its
-        operators compute, both with equal probability, and a fault drawn from the model."""
+        """Make the injection with this number. It is the same each time: a unit, one of the elements that its operators
+        compute (both drawn with equal probability), and a fault drawn from the model."""
         unit, site, fault, clean = self.drawn(number)
         dtype = site.dtype if site.dtype.is_floating_point else torch.float64
         found = effect(clean, self.runner.run(unit, Shot(site.number, fault)), dtype)
         return _record(unit, site, fault, found)
 
     def died(self, number: int) -> Record:
-        """The record of an injection that ended the process."""
+        """Return the record of an injection that ended the process."""
         unit, site, fault, _ = self.drawn(number)
         return _record(unit, site, fault, Effect(STOPPED, True))
 
@@ -65,7 +66,7 @@ class Campaign:
         raise AssertionError("an element beyond the last")
 
     def check(self) -> None:
-        """Raise ValueError where a run without a fault differs from the one before: a fault was left behind."""
+        """Raise ValueError if a run without a fault differs from the earlier one, because a fault has remained."""
         for unit, clean in self.units:
             again = self.runner.run(unit)
             if again.detected or effect(clean, again).changed:
@@ -89,7 +90,7 @@ def every_second(
 
 
 class Displaced(TorchFunctionMode):
-    """Make `to` return tensors that begin `offset` elements after the start of an allocation."""
+    """Make Tensor.to return tensors that begin `offset` elements after the start of an allocation."""
 
     def __init__(self, offset: int) -> None:
         super().__init__()
@@ -126,15 +127,15 @@ def run_died(name: str, file: Path) -> None:
 
 
 def clean_settings(name: str) -> list[tuple[str, int, int]]:
-    """Return the level, the number of threads and the offset of each clean run of a probe: at the first level that
-    contains it, and at level standard."""
+    """Return (level, number of threads, offset) of each clean run of a probe. The levels are the first level that
+    contains the probe, and standard."""
     first = next(probe.level for probe in CATALOGUE if probe.name == name)
     return list(itertools.product(dict.fromkeys((first, LEVEL)), THREADS, EVEN_OFFSETS if name == "fft" else OFFSETS))
 
 
 def run_clean(name: str, count: int, file: Path, configuration: str) -> None:
-    """Continue the clean runs of a probe until there are `count`, at most one of each setting: a CPU repeats a run bit
-    for bit."""
+    """Continue the clean runs of a probe until there are `count`. Each setting is run at most once, because a CPU
+    repeats a run bit for bit."""
     lines = Lines(file)
     done = lines.open()
     units: dict[str, list[Unit]] = {}

@@ -1,6 +1,7 @@
-"""Compile two of apex's modules in place: `python -m gpu_plan.apex_build FOLDER`, with torch's compiler of extensions.
+"""Compiles two of apex's modules in place, with torch's support for extensions: `python -m gpu_plan.apex_build FOLDER`.
 
-All twelve take 1619 s on four cores (benchmarks/results/apex.md); norm.apex and optim.apex call these two alone.
+Compiling all twelve modules takes 1619 s on four cores (benchmarks/results/apex.md); norm.apex and optim.apex call only
+these two.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ MODULES = ("fused_layer_norm_cuda", "amp_C")
 
 
 def main(folder: str) -> None:
-    """Run apex's own setup.py with all modules but MODULES left out. It reads what to compile, and how many modules at
-    once, from variables. Raises SystemExit where it does not have MODULES."""
+    """Run apex's own setup.py, but compile only MODULES. setup.py reads from environment variables what to compile, and
+    how many modules at once. Raises SystemExit if setup.py does not compile MODULES."""
     setup = setuptools.setup
 
     def chosen(*args: Any, ext_modules: Any = (), **options: Any) -> Any:

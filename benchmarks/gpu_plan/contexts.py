@@ -1,4 +1,4 @@
-"""Seconds that a process of its own costs: each first use of torch and of the GPU. Prints one JSON document.
+"""Measures the seconds that a new process needs for each first use of torch and of the GPU. Prints one JSON document.
 
 `python -m gpu_plan.contexts cuda|cpu`
 """

@@ -1,11 +1,12 @@
-"""How fp8 products are added up: which places of a row share one chain of additions, and how many bits a chain keeps.
+"""Measures how a GPU sums fp8 products: which places of a row share one chain of additions, and how many bits a chain
+keeps.
 
-A row of A holds a large value first, its negative last and a small one somewhere between; B holds ones. Where the small
-product meets the large one in a sum of few bits it is lost, and the row's result is 0. Where the chain that holds the
-large one was promoted to a float32 sum before, it is kept, and the result is the small product. One row for each place
-is a map of the chains: no model of the hardware is needed to read it.
+A row of A has a large value first, its negative last and a small value somewhere between; all elements of B are one. If
+the small product is added to the large one in a sum of few bits, the small product is lost, and the row's result is 0.
+If the chain with the large product was added to a float32 sum before, the small product is kept, and is the result. One
+row for each place of the small value gives a map of the chains, without a model of the hardware.
 
-`python -m gpu_plan.fp8_chains` prints a JSON document a line, one for each shape, dtype of the result and setting.
+`python -m gpu_plan.fp8_chains` prints one JSON document per line, for each shape, dtype of the result and setting.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Any
 
 import torch
 
-# Products of 2^16 and 1: float32 holds their sum, a chain of 13 fraction bits (Ada's and Hopper's tensor cores, arXiv
-# 2511.10909) does not.
+# Products of 2^16 and 1: float32 can represent their sum, but a chain of 13 fraction bits (tensor cores of Ada and
+# Hopper, arXiv 2511.10909) cannot.
 LARGE = 256.0
-SHAPES = ((272, 1040, 304), (256, 4096, 256), (1024, 2048, 16))  # the first is that of the probe gemm.fp8
+SHAPES = ((272, 1040, 304), (256, 4096, 256), (1024, 2048, 16))  # the first shape is the one of the probe gemm.fp8
 _NEXT = 40  # a place in a different tensor core instruction than place 0: an instruction adds at most 32 products
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""fp8 (m, k) times fp8 (k, n)."""
+"""A product of two fp8 matrices, (m, k) times (k, n)."""
 
 
 def measure(multiply: Multiply, shape: tuple[int, int, int]) -> dict[str, Any]:
-    """The map of the chains of this product.
+    """Return the map of the chains of this product.
 
     "lost": ranges [first, last] of tried places whose product was lost; "interval": [least, most] products that a chain
-    takes before it is promoted, None where no product was kept, as with chains longer than half of k, or none was lost;
-    "bits": fraction bits that a chain keeps of a product in the same instruction as the large one, and in another;
-    "unexpected": results that are neither 0 nor the small product.
+    sums before it is added to a float32 sum, None if no product was kept (as with chains longer than half of k) or none
+    was lost; "bits": the fraction bits that a chain keeps of a product in the same instruction as the large product,
+    and of one in a different instruction; "unexpected": results that are neither 0 nor the small product.
     """
     m, k, _ = shape
     spacing = max(1, -(-(k - 2) // m))
@@ -86,7 +87,7 @@ def _ranges(places: list[int], spacing: int) -> list[list[int]]:
 
 
 def scaled_mm(out: torch.dtype, fast: bool) -> Multiply:
-    """torch's own product on the GPU, with scales of 1."""
+    """torch's own fp8 product on the GPU, with scales of 1."""
     one = torch.ones((), device="cuda")
     scaled: Any = torch._scaled_mm
 
@@ -107,7 +108,7 @@ def main() -> None:
                 measured: dict[str, Any] = {"out": str(out).replace("torch.", ""), "fast": fast}
                 try:
                     measured.update(measure(scaled_mm(out, fast), shape))
-                except RuntimeError as error:  # no such kernel
+                except RuntimeError as error:  # the GPU has no such kernel
                     measured["refused"] = str(error).splitlines()[0][:200]
                 print(json.dumps(measured), flush=True)
 

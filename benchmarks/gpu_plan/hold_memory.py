@@ -1,6 +1,6 @@
-"""Hold a share of the GPU's memory until stdin ends: `python -m gpu_plan.hold_memory cuda|cpu SHARE`.
+"""Holds a share of the GPU's memory until stdin ends: `python -m gpu_plan.hold_memory cuda|cpu SHARE`.
 
-Prints the bytes held once they are. On the CPU those are 64 MiB, to try the plan.
+Prints the number of bytes once they are allocated. On the CPU, for a trial of the plan, it holds 64 MiB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run a module that uses the GPU: `python -m gpu_plan.launch MODULE ARGUMENT...`, as `python -m MODULE` would.
+"""Runs a module that uses the GPU, like `python -m MODULE`: `python -m gpu_plan.launch MODULE ARGUMENT...`.
 
-With the variable GPU_CHECK_FIRST=MODULE:FUNCTION that function is called before, without arguments: a pretended GPU is
-put in place there, in every process of the plan that uses one.
+If the variable GPU_CHECK_FIRST=MODULE:FUNCTION is set, that function is called first, without arguments. It can install
+a simulated GPU, in every process of the plan that uses a GPU.
 """
 
 from __future__ import annotations

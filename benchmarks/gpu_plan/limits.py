@@ -1,4 +1,4 @@
-"""Time limits of steps, and the end of every process that a step started."""
+"""Enforces the time limits of steps, and ends every process that a step started."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TimeUp(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float, but: frozenset[int] = frozenset()) -> Iterator[None]:
-    """Raise TimeUp in the main thread after so many seconds, whatever it waits for. Before, every descendant is ended
-    `but` these.
+    """Raise TimeUp in the main thread after this number of seconds, whatever it waits for. Before that, end every
+    descendant process, except those in `but`.
 
-    Whoever waits for a process while TimeUp passes, as Popen does at the end of its block, then finds it ended.
+    So code that waits for a process while TimeUp propagates, as Popen does at the end of its block, does not block.
     """
 
     def expire(*_: object) -> None:
@@ -40,8 +40,8 @@ def time_limit(seconds: float, but: frozenset[int] = frozenset()) -> Iterator[No
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none leaves our process tree. Probes run in
-    their own sessions, so killing a process group does not reach them."""
+    """Make this process the parent of every descendant whose own parent ends, so that none leaves this process tree.
+    Probes run in their own sessions, so killing a process group does not reach them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -74,7 +74,8 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def end_descendants(but: frozenset[int] = frozenset()) -> list[int]:
-    """Kill every process below this one `but` these, and collect their exit statuses. Returns those that ran."""
+    """Kill every descendant of this process, except those in `but`, and collect their exit statuses. Return the ids of
+    those that ran."""
     found: list[int] = []
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:

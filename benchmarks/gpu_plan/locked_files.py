@@ -1,9 +1,9 @@
-"""Which libraries of this machine are, byte for byte, those that the lock of a profile installs.
+"""Compares the libraries of this machine, byte for byte, with those that the lock of a profile installs.
 
-gpu_locked_files.json holds what the lock's wheels record of their shared libraries: {"profile", "lock": its id,
-"wheels": {"nvidia-cublas==13.1.0.3": {path below site-packages: sha256 as RECORD has it}}, "missing": [wheels that were
-not in the store when it was written]}. The wheels have gigabytes; the machine with the GPU has neither them nor a
-network.
+gpu_locked_files.json contains the checksums of the shared libraries in the lock's wheels: {"profile", "lock": its id,
+"wheels": {"nvidia-cublas==13.1.0.3": {path below site-packages: sha256 in the form of RECORD}}, "missing": [wheels that
+were not in the store when the file was written]}. The file replaces the wheels, which have gigabytes: the machine with
+the GPU has neither the wheels nor a network.
 """
 
 from __future__ import annotations

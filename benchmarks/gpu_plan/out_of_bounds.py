@@ -1,6 +1,7 @@
-"""A probe whose Triton kernel writes past the end of its tensor: compute-sanitizer must report it.
+"""A probe whose Triton kernel writes past the end of its tensor. compute-sanitizer must report this.
 
-It runs in the harness like every probe, so that it also shows that reports from forked processes arrive.
+The probe runs in the harness like every probe, so it also shows that compute-sanitizer reports errors in forked
+processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Defines steps, and runs them: within their time limit, recorded as they proceed, with a verdict."""
+"""Defines the steps of the plan, and runs them: each within its time limit, with results recorded as they are produced,
+and with a verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from gpu_plan.steplog import FAILED, PASSED, SKIPPED, StepLog
 
 BLOCK_SECONDS = 540.0  # nine minutes: a remote machine may kill a command after ten
 LEAST_SECONDS = 5.0  # a step is not started with less time left
-# The sources that determine a result: a result of different sources counts as incomplete.
+# The sources that determine a result. A result made with different sources counts as incomplete.
 _SOURCES = ("envbuild/selftest", "benchmarks/gpu_plan", "tests/selftest/seeds")
 
 
@@ -36,7 +37,8 @@ class StepSkipped(Exception):
 @dataclass
 class Bench:
     """The input of a step. `gpu`: the name that the driver prints, None for a trial on the CPU; `scratch`: a temporary
-    folder; `folder`: the GPU's results; `wheels`, `apex`: folders that may have been carried along."""
+    folder; `folder`: the folder of this GPU's results; `wheels`, `apex`: folders that exist if they were copied to this
+    machine."""
 
     gpu: str | None
     folder: Path
@@ -81,8 +83,8 @@ class Bench:
         environment: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> Order:
-        """Return the order for a run of the self-test; with `module`, of that module's PROBES. `before`: a command that
-        is prepended to ours; `fields`: keys of the job document."""
+        """Return the order for a run of the self-test, or, with `module`, for a run of that module's PROBES. `before`:
+        a command to put before the command of the run; `fields`: keys of the job document."""
         document = selftests.job(self.gpu, **{"level": "quick", **fields})
         file = self.scratch / f"{name}.job.json"
         file.write_text(json.dumps(document), encoding="utf-8")
@@ -94,7 +96,7 @@ class Bench:
         return Order(name, [*before, *ours], document["nonce"], environment or {})
 
     def run(self, *orders: Order) -> list[Run]:
-        """Run them side by side, and record their frames as they come."""
+        """Start these runs at the same time, and record their frames as they arrive."""
         runs = selftests.follow(orders, self.scratch, self._frame)
         for run in runs:
             self.record("run", run=run.name, seconds=run.seconds, problem=run.problem)
@@ -107,8 +109,8 @@ class Bench:
             print(text, file=sys.stderr, flush=True)
 
     def output(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-        """Return the stdout of one of our programs. Raises StepFailed with its last line if its exit status is not
-        0."""
+        """Run a program of the plan and return its stdout. Raises StepFailed with its last line if its exit status is
+        not 0."""
         done = subprocess.run(
             command, cwd=ROOT, env=selftests.environment(environment), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", check=False,
@@ -131,7 +133,7 @@ class Step:
 
 
 def judge(runs: Iterable[Run]) -> None:
-    """Raise StepFailed where a run did not complete or a probe failed, StepSkipped where nothing but skips came."""
+    """Raise StepFailed if a run did not complete or a probe failed; raise StepSkipped if all probes were skipped."""
     faults = [f"{run.name}: {run.problem}" for run in runs if run.problem]
     faults += [f"{run.name}: {probe} failed: {reason(run, probe)}" for run in runs for probe in run.with_status(FAILED)]
     if faults:
@@ -146,7 +148,8 @@ def reason(run: Run, probe: str) -> str:
 
 
 def run_step(step: Step, bench: Bench, seconds: float) -> None:
-    """Run the step within so many seconds and record its verdict. Only an interruption of the plan itself is raised."""
+    """Run the step for at most this number of seconds, and record its verdict. Raises only if the plan itself is
+    interrupted."""
     bench.begin(step, seconds)
     begin = time.monotonic()
     verdict, why, complete = PASSED, "", True

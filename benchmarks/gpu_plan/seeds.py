@@ -1,4 +1,4 @@
-"""The seeded faults of tests/selftest/seeds as a GPU runs them; and what must come of each.
+"""The seeded faults of tests/selftest/seeds for a run on a GPU, and the expected result of each.
 
 `python -m gpu_plan.seeds FOLDER` prints {"wrong": {seed: kind of failure}, "right": [...], "variables": {...}} as JSON,
 after it has compiled the library that some seeds call into the folder.
@@ -15,7 +15,7 @@ from selftest.seeds.on_gpus import PROBES as PROBES
 
 from envbuild.selftest.probes.hardware import burn, memory
 
-# The sizes at which the seeds have their faults: those of the CPU, which a GPU can compute too.
+# The sizes at which the seeded kernels are wrong. They are the CPU's sizes, which a GPU can compute too.
 burn.SIDE = burn.SIDE_CPU
 memory.CHUNK, memory.chunks_to_write = memory.CHUNK_CPU, lambda free: memory.CHUNKS_CPU
 

@@ -1,4 +1,4 @@
-"""Runs of the self-test: their job documents, and the frames as they come."""
+"""Runs the self-test: makes its job documents, and reads its frames as they arrive."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ ROOT = Path(__file__).parents[2]
 EXPECTED = ROOT / "benchmarks" / "gpu_expected.json"
 # Results of a probe that must be the same in every run on one GPU, by name of the trait.
 REPEATS = {"gemm.exact": ("sha256",), "train.step": ("weights", "losses")}
-INPUTS_VARIABLE = "GPU_CHECK_INPUTS"  # of shifted_inputs.py: which inputs, 0 for the probes' own
-_STDERR_KEPT = 1500  # characters from the end of a run's stderr, kept where the run did not complete
+INPUTS_VARIABLE = (
+    "GPU_CHECK_INPUTS"  # the variable of shifted_inputs.py that selects the inputs; 0: the probes' usual inputs
+)
+_STDERR_KEPT = 1500  # the number of characters from the end of stderr that are kept if a run did not complete
 
 Frame = dict[str, Any]
 
 
 @dataclass
 class Run:
-    """The frames of a run, as far as it got. `problem`: why its output ended early, "" if it did not."""
+    """The frames of a run that have arrived. `problem`: why its output ended early; "" if it is complete."""
 
     name: str
     frames: list[Frame] = field(default_factory=list)
@@ -82,7 +84,8 @@ def start(order: Order, stderr: Path) -> subprocess.Popen[bytes]:
 
 
 def follow(orders: Sequence[Order], scratch: Path, on_frame: Callable[[str, Frame], None]) -> list[Run]:
-    """Start these runs side by side and wait for all; `on_frame` gets each frame with its run's name as it comes."""
+    """Start these runs at the same time and wait for all. `on_frame` receives the name of the run and each frame as it
+    arrives."""
     runs = [Run(order.name) for order in orders]
     begin = time.monotonic()
     errors = [scratch / f"{order.name}.stderr" for order in orders]

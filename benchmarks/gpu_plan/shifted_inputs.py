@@ -11,7 +11,8 @@ from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.probes.probe_catalogue import PROBES as PROBES
 from gpu_plan.selftests import INPUTS_VARIABLE
 
-_STRIDE = 7919  # between the seeds of inputs; a prime, so that no two of the probes' own coincide
+# The distance between the seeds of two sets of inputs: a prime, so that no seed coincides with a seed of the probes.
+_STRIDE = 7919
 
 
 def _shift_inputs(seed: int) -> None:

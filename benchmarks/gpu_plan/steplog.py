@@ -1,9 +1,9 @@
-"""The plan's results on disk: one JSON document a line, a file for each block, written and flushed as they come.
+"""The plan's results on disk: one JSON document per line, in one file for each block, written and flushed as they
+arrive.
 
 A record has a "step" and a "kind": "begin" (when, and with which sources), "frame" (of a run of the self-test), "run"
-(how that run ended), "saw" (a line for the page), "measured" (numbers for programs), "end" (the verdict).
-A run of the plan that is cut short leaves a last line that may be damaged, which readers leave out, and a step without
-its end.
+(how that run ended), "saw" (a line for the page), "measured" (numbers for programs), "end" (the verdict). An
+interrupted run of the plan leaves a step without its "end", and a last line that may be damaged, which readers ignore.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from gpu_plan.selftests import ROOT, Run
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-LARGEST = 15 << 20  # bytes of a file: a remote machine may not return larger ones
+LARGEST = 15 << 20  # bytes of a file: a remote machine may not return larger files
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 Record = dict[str, Any]
@@ -31,8 +31,8 @@ class TooLarge(Exception):
 
 @dataclass
 class Result:
-    """The recorded result of a step. Until its end is recorded, it counts as failed and cut off; `complete`: it ended
-    by itself."""
+    """The recorded result of a step. Until its end is recorded, the step counts as failed and interrupted. `complete`:
+    the step ended by itself."""
 
     step: str
     sources: str = ""
@@ -58,8 +58,8 @@ class StepLog:
         self.append(step, block, "begin", **fields)
 
     def append(self, step: str, block: int, kind: str, **fields: Any) -> None:
-        """Write a record, without UUIDs and without the folders of the checkout and of Python. Raises TooLarge where
-        the file would exceed LARGEST; an end always fits."""
+        """Write a record, without UUIDs and without the paths of the checkout and of Python. Raises TooLarge if the
+        file would exceed LARGEST, except for a record of kind "end"."""
         line = _without_machine(json.dumps({"step": step, "kind": kind, **fields})) + "\n"
         with self._file(block).open("a", encoding="utf-8") as file:
             if kind != "end" and file.tell() + len(line) > LARGEST:
@@ -67,7 +67,7 @@ class StepLog:
             file.write(line)
 
     def results(self) -> dict[str, Result]:
-        """By step, in the order of the files and of their lines."""
+        """The results by step, in the order of the files and of their lines."""
         found: dict[str, Result] = {}
         for file in sorted(self.folder.glob("block-*.jsonl")):
             for record in _records(file):
@@ -79,14 +79,14 @@ class StepLog:
 
 
 def _without_machine(text: str) -> str:
-    """The text without what names this machine, because results are committed."""
-    for folder, name in ((sys.prefix, "(python)"), (str(ROOT), "(checkout)")):  # one may lie in the other
+    """Remove everything that identifies this machine from a text, because results are committed."""
+    for folder, name in ((sys.prefix, "(python)"), (str(ROOT), "(checkout)")):  # one path may contain the other
         text = text.replace(folder, name)
     return _UUID.sub("(UUID)", text)
 
 
 def replace(file: Path, text: str) -> None:
-    """Write a file so that it is never seen half-written."""
+    """Write a file atomically: readers never see a part of it."""
     new = file.with_name(file.name + ".new")
     new.write_text(text, encoding="utf-8")
     new.replace(file)

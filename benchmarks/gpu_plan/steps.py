@@ -1,4 +1,4 @@
-"""Every step of the plan; those that yield the most knowledge per second come first."""
+"""The steps of the plan. Steps that yield the most information per second come first."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CLOCKS = "clocks.csv"
 _WARM = 3  # number of contexts that are timed after the cold one
 _BURN_SECONDS = 60
 _SHARDS = 4  # number of self-tests between which the seeds are divided
-_ALONE = ("burn", "memory", "init.alloc", "gemm.exact:leaks")  # probes and a seed that take the memory that there is
+_ALONE = ("burn", "memory", "init.alloc", "gemm.exact:leaks")  # probes, and a seed, that use all available memory
 _SEED_BURN_SECONDS = 3
 _HARDWARE = ("large", "perf.gemm", "perf.memory", "burn", "memory")
 _LEAK_MB = 6000  # limit for a seed that leaks host memory, on the CPU
-_HELD = 0.9  # of the GPU's memory
-_MEMORY_SLACK = 128  # MiB by which nvidia-smi's memory in use may differ when nobody uses the GPU
-_BURNING_SECONDS = 5.0  # between the first memory that burn takes and the signal
-_GONE_SECONDS = 10.0  # within which an ended process must be gone from the GPU
+_HELD = 0.9  # fraction of the GPU's memory
+_MEMORY_SLACK = 128  # MiB by which nvidia-smi's used memory may vary while no process uses the GPU
+_BURNING_SECONDS = 5.0  # seconds between burn's first allocation of memory and the signal
+_GONE_SECONDS = 10.0  # seconds within which the GPU must no longer list an ended process
 _ROUNDED = ("gemm.accuracy", "norm.torch", "conv", "attention.math", "attention.flash", "attention.efficient",
             "attention.cudnn")  # fmt: skip
 _ROUNDING_LEAST = 2  # minimum number of input sets for a meaningful result
@@ -62,7 +62,7 @@ def nvidia_smi(*arguments: str) -> str | None:
 
 
 def without_identity(text: str) -> str:
-    """The output of nvidia-smi -q without the lines that name this one GPU, and without its list of processes."""
+    """The output of nvidia-smi -q without the lines that identify this GPU, and without the list of processes."""
     lines = [line.rstrip() for line in text.partition("    Processes")[0].splitlines()]
     return "\n".join(line for line in lines if line and not _NO_IDENTITY.search(line.partition(":")[0]))
 
@@ -99,7 +99,7 @@ def evict_libraries() -> int:
 
 
 def level(name: str) -> Callable[[Bench], None]:
-    """Return a step that runs one level of the self-test; its run has the step's name."""
+    """Return a step that runs one level of the self-test, as a run with the step's name."""
 
     def step(bench: Bench) -> None:
         known = [result for result in bench.log.results().values() if result.sources == sources()]
@@ -470,8 +470,8 @@ def other_fingerprints(folder: Path, committed: Path = ROOT / "benchmarks" / "re
 def install(wheels: Path, folder: Path) -> Path:
     """Install envbuild and its locked dependencies from the wheels into a virtual environment; returns its Python.
 
-    Torch is not wanted in it: the interpreter with torch is what the commands look at. It sees no packages of ours,
-    which variables such as PYTHONPATH would show it.
+    Torch is not installed in it: the commands examine the interpreter that has torch. Variables such as PYTHONPATH are
+    removed, so that it does not import packages of this checkout.
     """
     base = [sys.executable, "-m"]
     pip = [*base, "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-index", "--no-compile",
@@ -488,7 +488,8 @@ def install(wheels: Path, folder: Path) -> Path:
 
 
 def profile_of(gpu: str | None) -> str:
-    """The shipped profile for a GPU, by a word of its name ("NVIDIA H200": h200); cpu if no profile matches."""
+    """The shipped profile whose name is a word of the GPU's name ("NVIDIA H200": h200); cpu if there is no such
+    profile."""
     words = (gpu or "").lower().replace("-", " ").split()
     return next((word for word in words if (ROOT / "profiles" / f"{word}.yaml").exists()), "cpu")
 

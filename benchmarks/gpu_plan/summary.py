@@ -1,4 +1,4 @@
-"""The page of a GPU's results, in Markdown."""
+"""Renders the page of a GPU's results, in Markdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def page(title: str, machine: str, steps: Sequence[Step], results: Mapping[str, 
 
 
 def _is_level(run: Run) -> bool:
-    """Whether the run is one of a whole level, which the table of probes shows."""
+    """Whether the run is of a whole level. Only such runs are in the table of probes."""
     return run.name.startswith(("quick-", "standard-", "full", "hardware"))
 
 

@@ -1,6 +1,6 @@
-"""HPCCM's Dockerfile for torch and a cuBLAS of another version, as its users write it: a pip block for each.
+"""Prints HPCCM's Dockerfile for torch and a different version of cuBLAS, as its users write it: one pip block for each.
 
-python benchmarks/peers/hpccm_recipe.py BASE TORCH NUMPY CUBLAS        each a requirement but the base, an image
+python benchmarks/peers/hpccm_recipe.py BASE TORCH NUMPY CUBLAS        BASE: an image; the others: requirements
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def dockerfile(base: str, torch: str, numpy: str, cublas: str) -> str:
     stage = hpccm.Stage()
     stage += baseimage(image=base, _distro="ubuntu22")
     stage += raw(docker="ARG PIP_INDEX_URL")
-    # the base has pip: none of the distribution's is wanted
+    # the base has pip, so the distribution's pip is not installed
     stage += pip(packages=[torch, numpy], pip="pip3", ospackages=[])
     stage += pip(packages=[cublas], pip="pip3", ospackages=[])
     stage += environment(variables={"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"})

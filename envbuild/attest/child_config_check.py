@@ -1,4 +1,4 @@
-"""Compares the configuration of a child image with its base's. Pure."""
+"""Compares the configuration of a child image with that of its base image. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from envbuild.image.image_naming import LABEL
 from envbuild.registry.image_content_reader import Config
 from envbuild.util.untrusted_input_errors import Reason
 
-# Variables that decide what the dynamic loader, shells, Python and the libraries of torch load, or how these compute;
-# CC and CXX are the compilers that Triton and torch.compile call, PYTORCH_KERNEL_CACHE_PATH the folder from which torch
-# loads compiled kernels, and NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS change all GPU code that nvcc compiles.
+# Variables that decide which files the dynamic loader, shells, Python and torch's libraries load, or how torch's
+# libraries compute. CC and CXX: the compilers that Triton and torch.compile call. PYTORCH_KERNEL_CACHE_PATH: the folder
+# from which torch loads compiled kernels. NVCC_PREPEND_FLAGS, NVCC_APPEND_FLAGS: options for all GPU code that nvcc
+# compiles.
 _DECISIVE = re.compile(
     r"LD_\w+|GLIBC_TUNABLES|GCONV_PATH|PYTHON\w+|CUDA\w*|CUBLAS\w+|CUDNN\w+|NVIDIA_\w+"
     r"|NCCL_(\w*PLUGIN|CONF_FILE)|TORCH_\w*(BLAS|CUDNN)\w*|TORCH_(EXTENSIONS_DIR|DEVICE_BACKEND_AUTOLOAD)"
@@ -22,29 +23,31 @@ _DECISIVE = re.compile(
     r"|OPENSSL_(CONF|MODULES)|OMP_TOOL_LIBRARIES|NVTX_INJECTION64_PATH|IBV_\w+"
     r"|ONEDNN_\w+|DNNL_\w+|MKL_\w+|OPENBLAS_\w+|ATEN_\w+|DISABLE_ADDMM_CUDA_LT|BASH_ENV"
 )
-# Exceptions, which ordinary children set: they load nothing and change no result.
+# Exceptions: variables that ordinary child images set. They cause nothing to be loaded and change no result.
 _HARMLESS = re.compile(
     r"PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|HASHSEED|IOENCODING|UNBUFFERED|UTF8)"
     r"|CUDA_(DEVICE_ORDER|VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)|NVIDIA_(DRIVER_CAPABILITIES|VISIBLE_DEVICES)"
     r"|(CUDNN|CUBLAS|CUBLASLT)_LOG\w+|(ONEDNN|DNNL|MKL)_VERBOSE|(MKL|OPENBLAS)_NUM_THREADS"
 )
-# A child may replace these: every image of envbuild has a default command, and `docker run` can replace them too.
+# A child may replace these settings: `docker run` can replace them too, and every image of envbuild has a default Cmd.
 _FREE = ("Cmd", "WorkingDir")
 _UNUSED = ("Image",)  # written by older builders, read by no engine
 _ROOT = re.compile(r"(0|root)(:(0|root))?")
 
 
 def configuration_differences(child: Config, base: Config) -> dict[str, object]:
-    """Return the child's settings that differ from the base's, by key; for Env and other mappings only the items that
-    differ. None: the child removed it."""
+    """Return the child's settings that differ from the base's, by key. Of Env and other mappings, only the items that
+    differ are returned. None: the child removed the setting or the item."""
     theirs, ours = _settings(child), _settings(base)
     return {key: _difference(theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})
             if theirs.get(key) != ours.get(key)}  # fmt: skip
 
 
 def configuration_objections(child: Config, base: Config, forbidden: Collection[str]) -> Iterator[Reason]:
-    """Yield why the verification of the base does not hold with the child's configuration. `forbidden`: keys that the
-    policy does not allow a child to set."""
+    """Yield the reasons why the base's verification does not extend to a child with this configuration.
+
+    `forbidden`: keys that the policy does not allow a child to set.
+    """
     ours = _settings(base)
     for key, found in configuration_differences(child, base).items():
         if key == "Env":
@@ -77,7 +80,8 @@ def _changed_items(theirs: Mapping[str, _Value], ours: Mapping[str, _Value]) -> 
 
 
 def _changed(key: str, found: object, ours: object) -> bool:
-    """Whether the child changed or removed a value of the base. Only envbuild's own labels count."""
+    """Whether the child changed or removed a value that the base sets. Of the labels only envbuild's own count, and a
+    child must not add one."""
     if key == "Labels":
         return isinstance(found, dict) and any(name.startswith(LABEL) for name in found)
     if isinstance(ours, dict) and isinstance(found, dict):

@@ -1,6 +1,8 @@
-"""Checks a child image: its lowest layers are the verified ones, and the layers above replace nothing that is locked.
+"""Checks that a child image's lowest layers are those of its verified base, and that no other layer replaces locked
+files.
 
-The check finds files that replace locked ones, or that Python or the loader uses instead. Other files are not judged.
+The check finds files that overwrite locked files, and files that Python or the dynamic loader would use instead of
+locked ones. It ignores all other files.
 """
 
 from __future__ import annotations
@@ -23,22 +25,22 @@ from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.selftest.inventory import startup_files
 from envbuild.util.untrusted_input_errors import Reason, Refusal
 
-# The links of every image that envbuild builds. Wheels contain none, and those of an archive stay in its folder. A base
-# image that the profile names by digest may have more: its layers are not read.
+# The symbolic links in every image that envbuild builds. Wheels contain no links, and an archive's links lead to its
+# own folder. A base image that the profile names by digest may contain further links: its layers are not read.
 _LINKS = {
     **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")},
-    "usr/bin/X11": ".",  # of Debian's x11-common, which `apt` in a profile may bring
+    "usr/bin/X11": ".",  # from Debian's package x11-common, which the packages under `apt` in a profile may need
     "opt/venv/lib64": "lib",
 }
 _LOADER = dict.fromkeys(("lib/ld.so", "lib64/ld.so"), "the dynamic loader")
-# OpenSSL's configuration names libraries that OpenSSL loads, and so Python's ssl and hashlib. The second path is a link
-# to the first.
+# OpenSSL's configuration names libraries that OpenSSL loads, also when Python's ssl and hashlib use it. The second path
+# is a link to the first.
 _OPENSSL = dict.fromkeys(("etc/ssl/openssl.cnf", "usr/lib/ssl/openssl.cnf"), "OpenSSL's configuration")
-_LARGEST = 8 << 20  # size limit in bytes of a file that is read
+_LARGEST = 8 << 20  # bytes; the content of larger files is not read
 _PACKAGES = ("site-packages", "dist-packages")
 _FILES = (".py", ".pyc", ".so")  # suffixes of modules
 _PREFIXES = ("opt/venv/", "usr/", "usr/local/")  # prefixes of Python installations
-_NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # names in Python's library folder that it does not import
+_NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # names in Python's library folder that are not modules
 
 
 def child_objections(
@@ -48,9 +50,10 @@ def child_objections(
     records: Sequence[RunRecord],
     forbidden: Collection[str] = (),
 ) -> Iterator[Reason]:
-    """Yield why the verification of `base`, by its run `records`, does not hold for `child`. Reads the layers above.
+    """Yield the reasons why the verification of `base` does not extend to `child`. Reads the child's additional layers.
 
-    `forbidden`: keys of the configuration that the policy does not allow a child to set.
+    `build`, `records`: the build statement and the run records of the base. `forbidden`: keys of the configuration that
+    the policy does not allow a child to set.
     """
     if child.config.layers[: len(base.layers)] != base.layers:
         yield Reason("base", f"the image is not built on the proved image {base.id}")
@@ -64,7 +67,7 @@ def child_objections(
 
 
 class _Watch:
-    """Checks each entry above the verified layers, at every path where an engine may put it."""
+    """Checks each entry of the layers above the verified ones, at every path to which an engine may write it."""
 
     def __init__(self, build: SignedBuild, records: Sequence[RunRecord]) -> None:
         python = build.lock.python
@@ -102,7 +105,7 @@ class _Watch:
 
         @cache
         def content() -> bytes | None:
-            """Return None for a link, whose target is not read, and for more than _LARGEST bytes."""
+            """Return the entry's content; None for a link, and for a file of more than _LARGEST bytes."""
             small = member.isreg() and member.size <= _LARGEST
             return b"".join(image_content_reader.content(member, archive)) if small else None
 
@@ -122,10 +125,10 @@ class _Watch:
         if path.name == ".wh..wh..opq":
             self._over(path.parent, "empties")
         elif path.name.startswith(".wh."):
-            # engines join the rest to the folder, so `.wh.` and `.wh...` remove the folder and its parent
+            # engines append the rest of the name to the folder: `.wh.` removes the folder itself, `.wh...` its parent
             gone = _normal(f"{path.parent}/{path.name.removeprefix('.wh.')}")
             self._over(PurePosixPath(gone), "removes")
-        elif member.isdir():  # the folder itself may be listed together with new files in it, a folder below it may not
+        elif member.isdir():  # layers list the folders of new files: a locked folder may be listed, a new one in it not
             if path.suffix in _FILES or str(path) not in self._known:
                 self._over(path, "replaces")
         else:
@@ -134,7 +137,7 @@ class _Watch:
             self._loaded(path, content)
 
     def _over(self, path: PurePosixPath, verb: str) -> None:
-        """Note the path if the proved layers own it. `verb`: what the child image's layer does to it."""
+        """Note the path if it belongs to the verified layers. `verb`: what the child image's layer does to it."""
         if str(path) in self._parents:
             return self._note("replaced", f"a layer of the child image {verb} {self._parents[str(path)]}", str(path))
         for part in (path, *path.parents):
@@ -149,8 +152,8 @@ class _Watch:
             self._note("replaced", f"a layer of the child image {verb} {path.name}", str(path))
 
     def _duplicates(self, path: PurePosixPath) -> None:
-        """Find duplicates of what is locked: metadata of a different version, or a CUDA library that may be found
-        first."""
+        """Find second copies of locked files: a distribution's metadata with a different version, and a CUDA library
+        that the dynamic loader may find first."""
         folder = path.parent.name
         if folder.endswith(".dist-info") and str(path.parent.parent) == self._site:
             name, _, version = folder.removesuffix(".dist-info").partition("-")
@@ -162,7 +165,7 @@ class _Watch:
             self._note("shadowed", f"a layer of the child image adds a second {path.name}", str(path))
 
     def _loaded(self, path: PurePosixPath, content: Callable[[], bytes | None]) -> None:
-        """Find files that decide what is loaded."""
+        """Find files that decide which code Python runs when it starts, or what the dynamic loader loads."""
         text = str(path)
         for part in (path, path.parent):
             if part.name.partition(".")[0] in startup_files.MODULES:
@@ -176,8 +179,11 @@ class _Watch:
             self._named(path, content())
 
     def _named(self, path: PurePosixPath, pth: bytes | None) -> None:
-        """Add the folders of a .pth file to Python's path. A file that Python releases may read differently is refused
-        like an unreadable one: they decode it and split its lines in different ways."""
+        """Add the folders in a .pth file to Python's path.
+
+        Releases of Python decode .pth files and split their lines in different ways. So a file with invalid UTF-8 or
+        with control characters is refused like an unreadable one.
+        """
         decoded = (pth or b"").decode(errors="replace")
         if pth is None or "\ufffd" in decoded or not decoded.translate(dict.fromkeys(b"\t\r\n")).isprintable():
             return self._note("environment", "a .pth file cannot be read, or has control characters", str(path))
@@ -209,13 +215,13 @@ def _normal(name: str) -> str:
 
 
 def _of_python(version: str) -> Iterator[str]:
-    """Yield the files and folders that decide which Python runs, without the modules of its library."""
+    """Yield the files and folders that decide which Python runs, except the modules of its library."""
     yield from (f"opt/venv/bin/{name}" for name in ("python", "python3", f"python{version}"))
     yield f"etc/python{version}"
     for prefix in _PREFIXES:
         yield from (f"{prefix}{file}" for file in ("pyvenv.cfg", "bin/pyvenv.cfg", "bin/pybuilddir.txt"))
         yield from (f"{prefix}bin/python{version}", f"{prefix}lib/python{version.replace('.', '')}.zip")
-    yield f"usr/local/lib/libpython{version}.so.1.0"  # Debian's python does not need it
+    yield f"usr/local/lib/libpython{version}.so.1.0"  # Debian's python does not load this file
 
 
 def _module(path: str) -> str | None:
@@ -233,7 +239,7 @@ _TOTAL = 64 << 20  # characters of all links
 
 
 class Links:
-    """The symbolic links of an image. `known`: link -> target, as `add` takes them."""
+    """The symbolic links of an image. `known`: path of a link -> target, as for `add`."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._targets: dict[str, set[str]] = {}
@@ -242,14 +248,18 @@ class Links:
             self.add(path, target)
 
     def add(self, path: str, target: str) -> None:
-        """Add a link at `path`, relative to the root. Raises Refusal if there are too many."""
+        """Add a link at `path`, relative to the root. Raises Refusal if all links together have too many characters."""
         self._total += len(path) + len(target)
         if self._total > _TOTAL:
             raise Refusal("too-large", "the layers have too many symbolic links")
         self._targets.setdefault(path, set()).add(target)
 
     def places(self, path: str) -> set[str]:
-        """Every path to which an entry may be written; the last part is not followed, since an engine replaces it."""
+        """Return every path to which an engine may write the entry `path`.
+
+        Links are followed only for its folder: a link at `path` itself is replaced. Raises Refusal if the path is too
+        long or passes through too many links.
+        """
         if len(path) > _LONGEST:
             raise Refusal("layer", f"a layer has a path of {len(path)} characters")
         folder, name = posixpath.split(path)
@@ -264,7 +274,7 @@ class Links:
             for index, name in enumerate(rest):
                 steps += 1
                 if steps > _STEPS:
-                    raise Refusal("layer", f"the symbolic links in a layer's path are too many: /{path[:200]}")
+                    raise Refusal("layer", f"a path in a layer passes through too many symbolic links: /{path[:200]}")
                 if name == "..":
                     at = posixpath.dirname(at)
                 elif name not in ("", "."):

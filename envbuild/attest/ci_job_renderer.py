@@ -1,4 +1,4 @@
-"""Renders CI jobs that use an image only after its evidence was checked, and then by digest. Pure."""
+"""Renders CI jobs that check an image's evidence, and then use the image by digest. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ use:
     - python -c "import torch; print(torch.__version__)"
 """
 
-# The path of the file, the credentials that the CI system needs, the job, and its additional lines for a GPU.
+# For each CI system: the path of the file, the credentials that the job needs, the job, and its additional lines for a
+# GPU.
 _SYSTEMS: Mapping[str, tuple[str, str, str, str]] = {
     "github": (
         ".github/workflows/{name}.yml",
@@ -104,10 +105,10 @@ set ci_install in config.yaml, or --install, to one of:
 
 
 def render(system: str, name: str, image: str, gpus: Sequence[str], source: str | None) -> str:
-    """Render the file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
+    """Render the job's file for one CI system. `image`: a repository without a tag. `gpus`: the profile's GPU models.
 
-    `source`: what envbuild is installed from. Raises UsageError unless `source` is one commit or one file: a name on an
-    index may belong to anybody.
+    `source`: what the job installs envbuild from. Raises UsageError unless `source` is pinned to a commit or to the
+    sha256 of a wheel: on a package index, anybody can own a name.
     """
     file, secrets, template, more = _SYSTEMS[system]
     on_gpu = tuple(gpus) != ("cpu",)
@@ -125,8 +126,8 @@ def render(system: str, name: str, image: str, gpus: Sequence[str], source: str 
 
 
 def _install(source: str | None) -> list[str]:
-    """Return the shell commands. pip checks the hash in a URL; the hash of a file in the repository is checked
-    before."""
+    """Return the shell commands that install envbuild. pip checks the hash in a URL; sha256sum checks a file in the
+    repository."""
     if not source:
         raise UsageError("No source to install envbuild from in the job", hint=HINT)
     wheel = _WHEEL.fullmatch(source)

@@ -1,6 +1,6 @@
-"""Reads evidence that others sent, for GPU models that we do not have: one signed statement per file.
+"""Reads a folder of signed evidence from contributors, for GPU models that the project does not have.
 
-In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public key of a permitted signer.
+`NAME.dsse.json` in the folder is one signed statement; `keys/WHO.pub` is the public key of an accepted signer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _CPU = "CPU"
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """One run of the self-test: the GPU, the profile, the lock and the image (ids), the signer, and the day.
+    """One run of the self-test. `gpu`: the GPU's name, or CPU; `who`: the signer; `when`: the day; `lock`, `image`:
+    ids.
 
-    `objections`: why it is not valid evidence: it failed, the self-test has changed since, or an advisory applies.
+    `objections`: why the run is not sufficient evidence: for example, it failed, the self-test has changed since, or an
+    advisory applies.
     """
 
     gpu: str
@@ -40,7 +42,7 @@ class EvidenceRow:
 
 
 def community_proofs(found: Iterable[EvidenceRow], profile: str, lock: str, models: Iterable[str]) -> list[Proof]:
-    """Return the runs that verify this lock on one of the GPU models, or on the CPU."""
+    """Return a proof for each run that verifies this lock of the profile on one of `models`, GPU models or "cpu"."""
     counted = [row for row in found if (row.profile, row.lock) == (profile, lock) and not row.objections]
     return [
         Proof(model, "proved", None, f"proved on {'the CPU' if row.gpu == _CPU else row.gpu}, {row.when}")
@@ -56,7 +58,8 @@ def _model(row: EvidenceRow) -> str:
 
 
 def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
-    """Return the rows of a folder; empty if it is missing. Raises CheckFailed as `evidence_rows` does."""
+    """Return one row per statement in the folder; none if the folder is missing. Raises CheckFailed as `evidence_rows`
+    does."""
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := keys_and_signatures.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):
@@ -70,10 +73,10 @@ def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
 def evidence_rows(
     found: Iterable[tuple[str, Envelope | Refusal]], keys: Mapping[str, PublicKey], now: datetime.datetime
 ) -> list[EvidenceRow]:
-    """Return the rows of the table, sorted by GPU, profile and day. `found`: envelopes by file name; `keys`: public
-    keys by owner. Pure.
+    """Return one row per envelope, sorted by GPU, profile and day. `found`: pairs of a file's name and its envelope, or
+    why it is invalid; `keys`: public keys by owner. Pure.
 
-    Raises CheckFailed with a fault for every file that is not valid signed evidence.
+    Raises CheckFailed, which lists every file that is not valid signed evidence.
     """
     made: list[EvidenceRow] = []
     faults: list[Fault] = []
@@ -83,7 +86,7 @@ def evidence_rows(
         except Refusal as refusal:
             faults.append(Fault(str(refusal.reason), name))
     if faults:
-        hint = "CONTRIBUTING.md says what a file of evidence must be"
+        hint = "CONTRIBUTING.md describes what a file of evidence must contain"
         raise CheckFailed("some files are not valid evidence", hint=hint, faults=faults)
     return sorted(made, key=lambda row: (row.gpu, row.profile, row.when, row.who))
 
@@ -104,8 +107,8 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
 
 
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:
-    """Return the signer, and the trusted content. Raises Refusal if no owner of a key signed the envelope, or if the
-    envelope is invalid."""
+    """Return the signer, and the trusted statement. Raises Refusal if the envelope is invalid, or not signed with one
+    of `keys`."""
     refused = Reason("signature", "not signed with a key in keys/")
     for who, key in keys.items():
         believed = trusted_statements.believe([envelope], [key], None)

@@ -1,4 +1,4 @@
-"""Finds references to `verified` images in other people's files, and pins them to digests. Pure."""
+"""Finds references to images with the tag `verified` in a text, and pins them to digests. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from envbuild.image.image_naming import VERIFIED
 
-# A host with a dot or a port, or localhost. A name without a host is an image in the engine, with no digest to pin.
+# A host with a dot or a port, or localhost. A name without a host is a local image of the engine, which has no digest
+# to pin.
 _HOST = r"(?:localhost|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)+|[a-zA-Z0-9-]+(?=:[0-9]))(?::[0-9]{1,5})?"
 _IMAGE = re.compile(
     rf"(?<![\w./:@-])(?P<image>{_HOST}(?:/[a-z0-9][a-z0-9._-]*)+):{VERIFIED}(?![\w.-])"
@@ -18,8 +19,8 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class ImagePin:
-    """A pinned reference. `line` counts from 1; `before`: the digest in the text, or None; `after`: the
-    current digest."""
+    """A pinned reference. `line` counts from 1; `image` includes the tag; `before`: the digest in the original text, or
+    None; `after`: the digest that it is pinned to."""
 
     line: int
     image: str
@@ -32,7 +33,7 @@ class ImagePin:
 
 
 def image_references(text: str) -> Iterator[tuple[int, str, str | None]]:
-    """Yield (line, image with its tag, digest) of every reference."""
+    """Yield (line number from 1, image with its tag, digest or None) for every reference."""
     for match in _IMAGE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         yield line, f"{match['image']}:{VERIFIED}", match["digest"][1:] if match["digest"] else None

@@ -1,5 +1,7 @@
-"""Decides by digest, evidence and a policy whether an image, in a registry or saved in a file, or an environment may be
-used. Needs no Docker Engine."""
+"""Decides from evidence and a policy whether an image or a Python environment may be used. Needs no Docker Engine.
+
+The image is in a registry or saved in a file, and the decision is about its digest.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,10 @@ Envelopes = Sequence[Envelope]
 
 @dataclass(frozen=True)
 class VerdictDocument:
-    """The document of `verify`. `gpus`: the models that the image is verified on; `level`: the lowest of its evidence.
-    `environment`: the digest of the locked files of an environment, for --python.
-    `base`: for a child image, the verified base, by digest; `changed_settings`: the child's settings that differ from
-    the base's. `unconfined`: the restrictions of an engine's containers that were missing."""
+    """The document of `verify`. `gpus`: the GPU models that the image is verified on. `level`: the lowest level of the
+    self-test in its evidence. `environment`: with --python, the digest of the environment's locked files.
+    `base`: for a child image, the base image by digest; `changed_settings`: the child's settings that differ from the
+    base's. `unconfined`: restrictions of Docker's containers that were missing when the self-test ran."""
 
     reference: str | None
     state: Literal["verified", "unverified"]
@@ -69,11 +71,11 @@ class VerdictDocument:
 @dataclass
 class Verdict:
     """The result of a verification. `digest`: of the manifest that the reference names now. `profile` and `lock` (its
-    id): what the image was built from. `gpus`: the models that it is verified on; `level`: the lowest level of the
-    evidence; `unconfined`: the restrictions of an engine's containers that were missing.
+    id): what the image was built from. `gpus`: the GPU models that it is verified on; `level`: the lowest level of the
+    self-test in the evidence; `unconfined`: restrictions of Docker's containers that were missing when the self-test
+    ran.
 
-    `base`: for a child image, the verified base, by digest; `child_sets`: the child's settings that differ from the
-    base's.
+    `base`: for a child image, the base image by digest; `child_sets`: the child's settings that differ from the base's.
 
     `image`: the image that the reference names; `build`: the build statement that decided; `proved`: the image that
     this statement is about, either the image itself or its base.
@@ -93,7 +95,7 @@ class Verdict:
     build: SignedBuild | None = None
     proved: StoredImage | None = None
     proofs: tuple[Proof, ...] = ()
-    image_id: str | None = None  # of a verification without the image
+    image_id: str | None = None  # from the evidence, if it was verified without its image
     environment: str | None = None  # digest of the locked files of an environment
 
     @property
@@ -120,7 +122,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """What was verified, in a form for people; for a child also the settings it changes."""
+        """A text for people: what was verified, and for a child image also the settings that it changes."""
         parts = {"profile": self.profile, "lock": self.lock and self.lock.removeprefix("sha256:")[:12],
                  "level": self.level}  # fmt: skip
         known = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
@@ -129,12 +131,12 @@ class Verdict:
         if self.base:
             each = (json.dumps({key: value})[1:-1] for key, value in self.child_sets.items())
             sets = "".join(f"\n  it sets {words[:200]}" for words in each)
-            text += f"\nchild of {self.base}: that image was proved, not what is above it{sets}"
+            text += f"\nchild of {self.base}: only this base image is proved, not the layers above it{sets}"
         return text
 
     def take(self, proofs: Sequence[Proof], profiles: Iterable[str], locks: Iterable[str]) -> None:
-        """Set the verified values. `profiles` and `locks`: those of all judged evidence, reported if there is only
-        one."""
+        """Set the result from the proofs. `profiles`, `locks`: from all evidence that was judged; each is reported only
+        if all evidence has the same."""
         self.profile, self.lock = _only(profiles), _only(locks)
         self.proofs = tuple(proofs)
         self.level = min((proof.level for proof in proofs if proof.level), key=LEVELS.index, default=None)
@@ -151,8 +153,10 @@ class Verdict:
 
 
 def verify_image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
-    """Verify an image in a registry; `given` is evidence from files. Without a key, the registry is not contacted.
-    Raises NetworkError."""
+    """Verify an image in a registry. `given`: further evidence, from files. Raises NetworkError.
+
+    If the policy has no key, the registry is not contacted and the image is not verified.
+    """
     if not policy.keys:
         return Verdict(str(reference), reasons=_no_key(policy))
     return verify_at(Repository(reference), reference, policy, given, now)
@@ -172,7 +176,8 @@ def verify_at(
 
 
 def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
-    """Verify evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
+    """Verify evidence without its image, such as a contributor sends: its signer, whether it agrees with its run
+    record, and whether it meets the policy."""
     believed = trusted_statements.believe(given, policy.keys, None)
     verdict = Verdict(None)
     proofs, verdict.reasons = policy_check.of_records(believed.records, policy, now)
@@ -186,7 +191,7 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
 
 
 def verify_environment(files: EnvironmentFiles, given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
-    """Verify an environment of this machine by evidence from files. A statement about an image never counts."""
+    """Verify a Python environment of this machine by evidence from files. Statements about images do not count."""
     believed = trusted_statements.believe(given, policy.keys, None)
     verdict, changed = Verdict(None), list[Reason]()
     matching = []
@@ -246,8 +251,10 @@ def _image(
 
 
 def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
-    """Return the image manifest that the reference names, directly or as the only image of an index. Raises
-    NetworkError if nothing is there, Refusal for any other index."""
+    """Return the image manifest that the reference names, directly or as the only image of an index.
+
+    Raises NetworkError if the image does not exist, Refusal if the index has several images or its manifest is missing.
+    """
     top = place.manifest(reference.target)
     if top is None:
         named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
@@ -276,7 +283,8 @@ def _believed(image: StoredImage, policy: Policy, given: Envelopes) -> Trusted:
 
 
 def _judge(verdict: Verdict, believed: Trusted, policy: Policy, now: datetime.datetime, image: StoredImage) -> None:
-    """Judge by each trusted build statement: an image may belong to several profiles, and one of them is enough.
+    """Judge the image by each trusted build statement, and set the best result. An image may belong to several
+    profiles; it is verified if one of them verifies it.
 
     Test results name the image id, so they are valid in every repository. The build statement names the profile and the
     lock, which determine the required evidence, and the repositories that the image was pushed to.
@@ -300,7 +308,8 @@ def _judge(verdict: Verdict, believed: Trusted, policy: Policy, now: datetime.da
 
 
 def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
-    """Yield why a build statement is not about this manifest in this repository. A saved image has no repository."""
+    """Yield the reasons why a build statement is not about this manifest in this repository. A saved image has no
+    repository, so only its manifest is compared."""
     pushed = build.repositories(manifest.digest)
     if not pushed:
         yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")
@@ -310,13 +319,14 @@ def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy:
 
 
 def _newer(believed: Trusted) -> list[Reason]:
-    """A trusted statement of a newer format may report a failure, so no other statement outweighs it."""
+    """Return the refusals of trusted statements in a newer format. Such a statement may report a failure, so no other
+    statement outweighs it."""
     return [reason for reason in believed.refused if reason.id == "newer"]
 
 
 def _base_reference(named: Reference, config: Config) -> Reference:
-    """Return the base image to compare with: `named`; without a tag or digest, the image tagged with the child's lock,
-    which its configuration names. Raises Refusal if no image has that tag."""
+    """Return the base image to compare with. If `named` has no tag or digest, it is the image in that repository whose
+    tag is the lock in the child's labels. Raises Refusal if the child has no such label, or no image has that tag."""
     if named.tag or named.digest:
         return named
     lock = config.labels.get(LOCK_LABEL, "")
@@ -332,8 +342,8 @@ def _base_reference(named: Reference, config: Config) -> Reference:
 def _child(
     verdict: Verdict, image: StoredImage, named: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> None:
-    """Judge the base as any image, then compare the child with it. Raises Refusal if no image of the repository has the
-    tag of the label's lock, NetworkError if a tag or digest that was asked for does not exist."""
+    """Judge the base like any other image, then compare the child with it. Raises Refusal as `_base_reference` does,
+    and NetworkError if the user named a tag or digest that does not exist."""
     reference = _base_reference(named, image.config)
     place = Repository(reference)
     base = image_content_reader.read_image(place, resolve_reference(place, reference))
@@ -354,7 +364,8 @@ def _child(
 
 
 def read_file(file: Path) -> dict[str, object]:
-    """Read an envelope from a file: plain DSSE, or in a sigstore bundle. Raises FileError, Malformed."""
+    """Read a DSSE envelope from a file that contains it directly or in a sigstore bundle. Raises FileError,
+    Malformed."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(strict_and_canonical_json.MAX_BYTES + 1)

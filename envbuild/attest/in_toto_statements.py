@@ -1,7 +1,7 @@
-"""Writes and reads in-toto statements about an image, which contain everything that is needed to check them. Pure.
+"""Writes and reads in-toto statements about an image. Each contains all data that is needed to check it. Pure.
 
-There is one per GPU model (test-result, with the complete run record), one about the build (SLSA provenance), and one
-SBOM.
+An image has a test result per GPU model (with the complete run record), a statement about its build (SLSA provenance),
+and an SBOM.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ BUILDER = "urn:envbuild:builder"
 
 @dataclass(frozen=True)
 class Subject:
-    """An image by its id, and if it is in a registry, also by its manifest; digests are "sha256:...".
+    """The image that a statement is about. `image`: its id; `manifest`: the digest of its manifest; both "sha256:...".
 
-    `name`: the image's name in the engine; `repository`: its name in the registry.
+    `name`: the image's name in the engine; `repository`: its name in the registry. `repository` and `manifest` are None
+    for an image that is in no registry.
     """
 
     name: str
@@ -55,8 +56,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class BuildDetails:
-    """The facts about a build: its profile, its lock, and the versions of the tools. `facts` and `recipe` are sha256,
-    hex."""
+    """The data about a build for its statement. `document`: the content of the profile. `facts`, `recipe`: sha256 (hex)
+    of the facts database and of the recipe. `versions`: of the tools that built the image."""
 
     profile: str
     document: Mapping[str, object]
@@ -66,7 +67,7 @@ class BuildDetails:
     recipe: str
     versions: Mapping[str, str]
     roots: Mapping[str, Sequence[str]]
-    """Wheel file -> what it fills below site-packages."""
+    """Name of a wheel file -> the files and folders directly below site-packages that it installs."""
     compiled: Sequence[CompiledRecord] = ()
 
 
@@ -104,7 +105,8 @@ def canonical(statement: Statement) -> bytes:
 
 
 def parse_statement(document: Mapping[str, object]) -> Statement:
-    """Return the statement in a parsed JSON document; an invalid predicate is empty. Raises Malformed."""
+    """Return the statement in a parsed JSON document. An invalid predicate is replaced by an empty one. Raises
+    Malformed."""
     if document.get("_type") != STATEMENT:
         raise Malformed("the signed content is not an in-toto statement")
     try:
@@ -123,7 +125,8 @@ def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, object]:
 
 
 def descriptor_content(descriptor: Descriptor | None, what: str) -> bytes:
-    """Return the content of a descriptor. Raises Malformed if it does not match its digest."""
+    """Return the content of a descriptor. Raises Malformed if it is missing or does not match its digest. `what`: the
+    name of the content in messages."""
     try:
         raw = base64.b64decode(descriptor.content, validate=True) if descriptor and descriptor.content else None
     except ValueError:
@@ -131,12 +134,12 @@ def descriptor_content(descriptor: Descriptor | None, what: str) -> bytes:
     if descriptor is None or raw is None:
         raise Malformed(f"{what} is not in its statement")
     if hashlib.sha256(raw).hexdigest() != descriptor.digest.get("sha256"):
-        raise Malformed(f"{what} is not the one that its statement names")
+        raise Malformed(f"{what} does not match the digest in its statement")
     return raw
 
 
 def test_result(record: RunRecord, raw: bytes, subject: Subject) -> Statement:
-    """Return the stored statement about a record, with the bytes of the record enclosed."""
+    """Return the test result to store. It encloses `raw`, the bytes of the run record."""
     return Statement(subject.digests, TEST_RESULT, _test_predicate(record, raw))
 
 
@@ -146,8 +149,8 @@ def _test_predicate(record: RunRecord, raw: bytes) -> dict[str, object]:
 
 
 def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
-    """Return (digest, record) of the run record in a test result. Raises Refusal if the predicate does not match
-    the enclosed run record."""
+    """Return the enclosed run record, with its sha256 (hex) first. Raises Refusal if the record is invalid, or if the
+    other fields of the predicate do not match it."""
     try:
         found = _TestResult.model_validate(predicate).configuration
     except ValueError:
@@ -165,7 +168,7 @@ def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
 
 
 def slsa_provenance(made: BuildDetails, subject: Subject) -> Statement:
-    """Return SLSA provenance: the profile and the lock of the build, and every file that went into it, by hash."""
+    """Return SLSA provenance: the profile and the lock of the build, and the hash of every file used in it."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
         *(_archive(archive) for archive in made.lock.archives),
@@ -196,7 +199,7 @@ def slsa_provenance(made: BuildDetails, subject: Subject) -> Statement:
 
 
 def _profile(made: BuildDetails) -> dict[str, object]:
-    """Return the profile as it was written; the source of the project's own script is enclosed."""
+    """Return the profile as the user wrote it, with the source of the project's own test script, if it names one."""
     selftest = made.document.get("selftest")
     script = selftest.get("script") if isinstance(selftest, Mapping) else None
     if not isinstance(script, Script) or not isinstance(selftest, Mapping):
@@ -216,8 +219,8 @@ def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, object]:
 
 
 def _source(extension: LockedExtension) -> dict[str, object]:
-    """Describe the source by its commit, or its sdist's sha256; its location is left out, since it is specific to a
-    site."""
+    """Describe an extension's source by its commit, or by the sha256 of its sdist. The URL or path is left out, since
+    it differs between sites."""
     digest = {"gitCommit": extension.digest} if extension.kind == "git" else digest_set(extension.digest)
     return {"name": extension.name, "uri": extension_url(extension), "digest": digest}
 
@@ -227,7 +230,7 @@ def _tools(lock: Lock) -> Sequence[LockedWheel | Archive | Deb]:
 
 
 def _tool(item: LockedWheel | Archive | Deb) -> dict[str, object]:
-    """Describe a tool that compiled extensions: it is not in the image, so it has no roots."""
+    """Describe a package that was used to compile extensions. It is not in the image, so it has no roots."""
     if isinstance(item, Deb):
         return _deb(item)
     if isinstance(item, Archive):
@@ -236,7 +239,7 @@ def _tool(item: LockedWheel | Archive | Deb) -> dict[str, object]:
 
 
 def _compiled(one: CompiledRecord) -> dict[str, object]:
-    """Describe a wheel that was compiled during the build. `key`: the hash of everything it was made from."""
+    """Describe a wheel that was compiled during the build. Its `key` is the hash of everything it was compiled from."""
     annotations = {"extension": one.name, "key": one.key, "roots": list(one.roots)}
     return {"name": one.file, "digest": digest_set(one.sha256), "annotations": annotations}
 

@@ -1,6 +1,6 @@
 """Signatures: DSSE envelopes signed with ECDSA P-256. Neither a private key nor its passphrase is ever printed.
 
-The libraries are imported only when something is signed or checked, because most commands do neither.
+The cryptography libraries are imported only when something is signed or checked, because most commands do neither.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
 _TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # passed to a child envbuild, which removes it when it starts
-_taken: list[str] = []  # one passphrase, until it is used
+_taken: list[str] = []  # the passphrase that take_passphrase found, until it is used
 
 
 Envelope = Mapping[str, object]
-"""A DSSE envelope that anybody may have written, as parsed JSON: it is published with the keys that it came with."""
+"""A DSSE envelope as parsed JSON, which anybody may have written. Unknown JSON fields stay in it when it is published
+again."""
 
 
 class _Payload(BaseModel):
@@ -52,7 +53,7 @@ class _Signatures(BaseModel):
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key. `pem`: the text as in files; `fingerprint`: its sha256, hex."""
+    """A public key. `pem`: the key in PEM format; `fingerprint`: the sha256 of `pem`, hex."""
 
     pem: bytes
     key: SSlibKey = field(compare=False, repr=False)
@@ -82,18 +83,18 @@ def configured_signer() -> Signer | None:
     """Return the key to sign with: ENVBUILD_SIGNING_KEY (a file, or the PEM text itself), else the setting
     `signing_key`.
 
-    Returns None if neither is set: evidence is then unsigned. Raises FileError if the key cannot be used, UsageError
-    without a passphrase.
+    Returns None if neither is set: evidence is then unsigned. Raises FileError if the key cannot be used, UsageError if
+    its passphrase is not available.
     """
     found = _configured()
     return private(*found) if found else None
 
 
 def for_children() -> dict[str, str]:
-    """Return the environment that lets a process without a terminal use the key once: the passphrase, prompted for
-    here.
+    """Return the environment variables with which a child process without a terminal can use the signing key once.
 
-    Raises FileError if the key cannot be used, UsageError without a passphrase.
+    They contain the key's passphrase, for which the user is prompted here if necessary. Raises FileError if the key
+    cannot be used, UsageError if its passphrase is not available.
     """
     found = _configured()
     if found is None:
@@ -107,8 +108,8 @@ def for_children() -> dict[str, str]:
 
 
 def take_passphrase() -> None:
-    """Keep the passphrase from `for_children` until it is used, and remove it from the environment, so that processes
-    started from now on do not inherit it."""
+    """Move the passphrase that `for_children` returned from the environment to memory, until it is used. Processes that
+    start later do not inherit it."""
     if _TYPED in os.environ:
         _taken[:] = [os.environ.pop(_TYPED)]
 
@@ -122,13 +123,15 @@ def _configured() -> tuple[bytes, str] | None:
 
 
 def trusted(file: Path | None = None) -> PublicKey | None:
-    """Return the public key in `file`, else that of the setting `public_key`; None if neither is set."""
+    """Return the public key in `file`, or if that is None, in the file that the setting `public_key` names. Returns
+    None if neither is set."""
     named = file or settings.setting("public_key")
     return public(_read(Path(named), "public key"), str(named)) if named else None
 
 
 def _read(file: Path, what: str) -> bytes:
-    """Read at most 64 kB of a file; ~ is the user's home directory."""
+    """Read at most 64 KiB of a file; ~ is the user's home directory. Raises FileError. `what`: the file's name in
+    messages."""
     hint = _KEY_FILES.get(what)
     try:
         with file.expanduser().open("rb") as stream:
@@ -176,9 +179,9 @@ _PROMPT = "passphrase of the signing key: "
 
 
 def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
-    """Load a private key. `secret`: its passphrase; if None and the key is encrypted, `passphrase` provides it.
+    """Load a private key. `secret`: its passphrase. If it is None and the key is encrypted, `passphrase()` provides it.
 
-    Raises FileError unless `pem` is an ECDSA P-256 private key that the passphrase decrypts.
+    Raises FileError unless `pem` is an ECDSA P-256 private key and the passphrase decrypts it.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -202,10 +205,10 @@ def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
 
 
 def passphrase(prompt: str, confirm: bool = False) -> str:
-    """Return the passphrase from the environment, a file, or a terminal, in this order. Raises UsageError if none has
-    one.
+    """Return the passphrase from the environment, a file, or a terminal, in this order. Raises UsageError if none of
+    these provides it.
 
-    `confirm`: at a terminal it must be typed twice.
+    `confirm`: the user must type it twice at a terminal.
     """
     take_passphrase()
     if _taken:
@@ -253,13 +256,13 @@ def envelope_signatures(envelope: Envelope) -> list[bytes]:
         found = _Signatures.model_validate(envelope).signatures
         return [base64.b64decode(item.sig, validate=True) for item in found]
     except ValueError:
-        raise Malformed("the envelope's signatures are not DSSE's") from None
+        raise Malformed("the envelope's signatures are not in DSSE format") from None
 
 
 def signed_statement(envelope: Envelope, keys: Sequence[PublicKey]) -> dict[str, object]:
-    """Return the statement in an envelope after checking that one of `keys` signed it.
+    """Return the statement in an envelope after checking that one of `keys` signed it. Raises Refusal.
 
-    Key ids are ignored: they are hints, and the sigstore bundle leaves them empty. Raises Refusal.
+    The key ids in the envelope are ignored: they are only hints, and sigstore bundles leave them empty.
     """
     from securesystemslib import dsse
     from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
@@ -278,4 +281,4 @@ def signed_statement(envelope: Envelope, keys: Sequence[PublicKey]) -> dict[str,
             return strict_and_canonical_json.parse(content, "the statement")
     if not keys:
         raise Refusal("no-key", NO_KEY)
-    raise Refusal("signature", "no key that is trusted here signed this evidence, or it was changed afterwards")
+    raise Refusal("signature", "this evidence was not signed with a trusted key, or was changed afterwards")

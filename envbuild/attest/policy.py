@@ -1,4 +1,5 @@
-"""The requirements of a site for an image before its use: policy.yaml, with the command line's options on top."""
+"""Reads a site's requirements for the use of an image: policy.yaml, and command-line options that replace its
+values."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import FileError, UsageError, near
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
-_WORDS = {"string_type": "must be text, in quotes", "list_type": "must be a list", "value_error": "no version"}
+_WORDS = {"string_type": "must be text, in quotes", "list_type": "must be a list", "value_error": "must be a version"}
 LockId = Annotated[str, StringConstraints(pattern=r"^(sha256:)?[0-9a-f]{12,64}$")]
 ConfigKey = Literal[
     "Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "OnBuild", "Shell", "StopSignal", "User",
@@ -36,27 +37,29 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     keys: list[str] = Field(
-        [], description="files of public keys, relative to the policy; a signature by any of them is enough"
+        [], description="public key files, relative to the policy's folder; a signature with any of them is enough"
     )
-    gpus: list[str] = Field([], description="GPU models that the image must be proved on; default: all of its profile")
-    driver: Release | None = Field(None, description="the driver that the image will run with")
+    gpus: list[str] = Field(
+        [], description="GPU models that the image must be proved on; default: all models of its profile"
+    )
+    driver: Release | None = Field(None, description="version of the NVIDIA driver that the image will run with")
     max_age: Age | None = Field(None, description="the largest age of the newest proof: 90d, 12h")
-    level: Level | None = Field(None, description="the lowest level of the self-test")
+    level: Level | None = Field(None, description="the lowest accepted level of the self-test")
     probes: list[ProbeName] = Field([], description="probes that must have passed, in addition to those of its profile")
     base: str | None = Field(None, description="for child images: the repository of the proved base image")
     forbid_in_child: list[ConfigKey] = Field(
         [], description="settings that a child image of `base` must not change: Cmd, Env, User ..."
     )
-    profile: str | None = Field(None, description="the profile that the image must be of")
-    lock: LockId | None = Field(None, description="the id of its lock, at least the first 12 digits")
-    copies: list[str] = Field([], alias="from", description="repositories that it may have been copied from")
+    profile: str | None = Field(None, description="the profile that the image must be built from")
+    lock: LockId | None = Field(None, description="the id of the image's lock, at least the first 12 digits")
+    copies: list[str] = Field([], alias="from", description="repositories that the image may have been copied from")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A site's policy. `gpus`: ids in the facts, or names that the facts do not contain; empty: those of the image's
-    profile. `lock`: prefix of the lock's id. `copies`: repositories that the image may have been pushed to instead of
-    the one that serves it. `forbid_in_child`: keys of an image's configuration."""
+    """A site's policy. `gpus`: GPU models, as ids of the facts database or as names that it does not contain; if empty,
+    the models of the image's profile. `lock`: prefix of the lock's id. `copies`: repositories that the image may have
+    been pushed to instead of the one that serves it. `forbid_in_child`: keys of an image's configuration."""
 
     keys: tuple[PublicKey, ...] = ()
     gpus: tuple[str, ...] = ()
@@ -72,10 +75,10 @@ class Policy:
 
 
 def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Policy:
-    """Return the policy in `file`; values in `given` replace its keys. If `key` is given, only that key is trusted.
+    """Return the policy in `file`, in which the values in `given` replace those of the file.
 
-    Without any key, the setting `public_key` is used. Raises FileError with every fault of the file,
-    UsageError with those of the command line.
+    `key`: the file of the only public key to trust. Without it and without keys in the policy, the setting `public_key`
+    names the file. Raises FileError with every error in the policy, or UsageError if there is no policy file.
     """
     doc = (
         yaml_and_project_paths.read(file, FileError)
@@ -114,12 +117,12 @@ def _repository(text: str) -> str:
 
 
 def _said(item: ErrorDetails) -> str:
-    """Return what is wrong with a key, and its description."""
+    """Return the message about an invalid or unknown key of the policy, with the key's description."""
     name, known = str(item["loc"][0]), {field.alias or name: field for name, field in _File.model_fields.items()}
     if name not in known:
         hint = near(name, known) or f"known: {', '.join(known)}"
         return f"unknown key ({hint})"
-    allowed = f"must be {item['ctx']['expected']}" if item["type"] == "literal_error" else "not this"
+    allowed = f"must be {item['ctx']['expected']}" if item["type"] == "literal_error" else "invalid value"
     return f"{_WORDS.get(item['type'], allowed)}: {known[name].description}"
 
 

@@ -28,15 +28,17 @@ _AHEAD = datetime.timedelta(hours=24)  # largest accepted difference between clo
 def of_build(
     build: SignedBuild, records: Records, policy: Policy, now: datetime.datetime
 ) -> tuple[list[Proof], list[Reason]]:
-    """Check an image against everything its profile requires. Return (a proof for each model that it is verified on,
-    reasons why these are not sufficient)."""
+    """Check the run records of an image against the requirements of its profile and of the policy.
+
+    Returns (a proof for each model that the image is verified on, the reasons why the evidence is not sufficient).
+    """
     required = _stricter(profile_proofs_and_image_states.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or profile_proofs_and_image_states.models_to_prove(build.profile)
     return _each(named, required, records, policy, now, build.profile)
 
 
 def unexpected_origin(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
-    """Yield why this is not the profile or the lock that the policy names."""
+    """Yield a reason for each of the profile and the lock that is not the one required by the policy."""
     if policy.profile not in (None, profile):
         yield Reason("profile", f"wrong profile: {profile}, expected {policy.profile}")
     if policy.lock and not lock.startswith(policy.lock):
@@ -44,7 +46,8 @@ def unexpected_origin(profile: str, lock: str, policy: Policy) -> Iterator[Reaso
 
 
 def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
-    """Check run records without a build statement: is each sufficient for the requirements it was made for?"""
+    """Check run records without a build statement: each against the requirements that it contains, and the policy.
+    Returns the same as `of_build`."""
     on: list[Proof] = []
     reasons: list[Reason] = []
     for path, record in records:
@@ -101,7 +104,8 @@ def _record(record: RunRecord, policy: Policy, now: datetime.datetime, profile: 
 
 
 def _driver(record: RunRecord, policy: Policy) -> Iterator[Reason]:
-    """Check the driver. Evidence from an older driver also holds for a newer one, but not the other way round."""
+    """Yield a reason unless the run's driver is the policy's or older. Evidence with an older driver also holds for a
+    newer driver, but not the other way round."""
     if policy.driver is None:
         return
     measured = record.gpu.driver if record.gpu else None
@@ -115,7 +119,10 @@ def _driver(record: RunRecord, policy: Policy) -> Iterator[Reason]:
 
 
 def proved_situation(record: RunRecord, policy: Policy, profile: Profile | None) -> Situation:
-    """Return the situation of the run for the advisories: loaded libraries take precedence over installed ones."""
+    """Return the GPU, driver and versions with which advisories are compared.
+
+    The policy's driver takes precedence over the run's driver, and loaded libraries over installed ones.
+    """
     installed = record.distributions
     situation = stated(profile) if profile else Situation()
     torch = installed.get("torch")
@@ -134,7 +141,7 @@ def proved_situation(record: RunRecord, policy: Policy, profile: Profile | None)
 
 
 def _loaded(record: RunRecord) -> dict[str, str]:
-    """Short name -> version of the libraries that were mapped from a distribution's own files."""
+    """Return short name -> version of the libraries that the run loaded from a distribution's own files."""
     versions: dict[str, str] = {}
     for loaded in record.libraries:
         name, version = loaded.distribution

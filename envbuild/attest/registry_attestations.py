@@ -1,8 +1,8 @@
 """Stores and reads signed statements about an image in a registry, in the two forms that clients read.
 
-New clients read a sigstore bundle as an OCI referrer; older ones read cosign's tag `sha256-<hex>.att`, with one layer
-per statement. Statements of other signers stay. Existing blobs are not written again, so an interrupted push can be
-repeated.
+New clients read a sigstore bundle as an OCI referrer; older ones read cosign's tag `sha256-<hex>.att`, whose manifest
+has one layer per statement. Statements of other signers are kept. Existing blobs are not written again, so an
+interrupted push can be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOTAL = 128 << 20  # maximum size of all of them in bytes
 
 @dataclass(frozen=True)
 class Attestation:
-    """An envelope, and the kind of its statement for clients that search by kind."""
+    """An envelope. `kind`: the predicate type of its statement, by which clients search."""
 
     envelope: Envelope
     kind: str
@@ -38,7 +38,7 @@ class Attestation:
 
 
 def bundle(attestation: Attestation, key: PublicKey) -> dict[str, object]:
-    """Return the envelope as a sigstore bundle, with the key as a hint and no transparency log."""
+    """Return the envelope as a sigstore bundle, with the key's fingerprint as a hint and no transparency log entry."""
     envelope = attestation.envelope
     signatures = [
         {"sig": base64.b64encode(sig).decode(), "keyid": ""}
@@ -52,11 +52,11 @@ def bundle(attestation: Attestation, key: PublicKey) -> dict[str, object]:
 
 
 def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
-    """Store statements, each as (kind, payload), with an image, and return how many were new.
+    """Store statements about the image `subject`, and return how many were new. `wanted`: (kind, payload) of each.
 
-    A statement is signed, unless the same statement with this key's signature exists already. Without a key, only the
-    older form is written. With a key, unsigned statements of the same kinds are removed: they have no value, and
-    `verify` would still report them.
+    A statement is signed, unless the registry already has it with a signature by the same key. Without a signer, only
+    the older form is written. With a signer, unsigned statements of the same kinds are removed: they have no value, and
+    `verify` would report them.
     """
     reader = _Reader(repository)
     before = reader.layers(subject.digest)
@@ -138,7 +138,7 @@ def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: P
 
 
 def _list_by_tag(repository: Target, digest: str, item: Mapping[str, object]) -> None:
-    """Add a referrer in a registry without the referrers API: clients maintain the list, under a tag."""
+    """Add a referrer to the list under a tag that clients maintain in a registry without the referrers API."""
     before = repository.manifest(oci_types.fallback_tag(digest))
     listed = oci_types.descriptors(before.document, "manifests") if before else []
     document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [*listed, dict(item)]}
@@ -150,9 +150,10 @@ def att_tag(digest: str) -> str:
 
 
 def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Refusal]]:
-    """Return every envelope stored with an image, without duplicates and unchecked, and the refusals of invalid ones.
+    """Return every envelope stored with an image, without duplicates, and the refusals of invalid ones. Signatures are
+    not checked.
 
-    Raises NetworkError; Refusal if a list itself is invalid.
+    Raises NetworkError, and Refusal if a list of envelopes is itself invalid.
     """
     reader = _Reader(repository)
     everything = [*(found for _, found in reader.layers(digest)), *reader.bundles(digest)]
@@ -166,15 +167,15 @@ def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope
 
 
 class _Reader:
-    """Reads what others may have written, with limits on number and bytes. An invalid piece does not hide the
-    others."""
+    """Reads evidence that anybody may have written, with limits on its number and size. An invalid piece does not
+    prevent the others from being read."""
 
     def __init__(self, repository: ImageSource) -> None:
         self._repository = repository
         self._pieces, self._left = _MOST, _TOTAL
 
     def layers(self, digest: str) -> list[tuple[dict[str, object], Envelope | Refusal]]:
-        """Return the envelopes of the older form, each with its descriptor."""
+        """Return the envelopes stored in the older form, each after its descriptor."""
         manifest = self._repository.manifest(att_tag(digest))
         return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
 

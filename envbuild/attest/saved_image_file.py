@@ -1,6 +1,7 @@
-"""A verified image as one file for a closed site: an OCI layout with its evidence, the public key and the lock.
+"""Reads a verified image that was saved as one file for a site without network access.
 
-The engine receives only layers whose bytes are checked, before and while they are sent, never the file itself.
+The file is a tar with an OCI layout, the evidence, the public key and the lock. The engine never receives the file
+itself, but only layers whose bytes are checked before and while they are sent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/profile"
 _BLOCK = 1 << 20
-_LARGEST = 64 << 30  # bytes of an unpacked layer
+_LARGEST = 64 << 30  # maximum size of an unpacked layer in bytes
 _MOST_LAYERS = 127  # the limit of the engine's overlay2 driver
 
 
@@ -49,12 +50,13 @@ class SavedImage:
         for item in oci_types.descriptors(index, "manifests"):
             noted = item.get("annotations")
             if isinstance(noted, dict) and isinstance(noted.get(REF), str):
-                if ":" in noted[REF] or noted[REF] in self._tags:  # a digest is looked up as one, not as a tag
-                    raise Malformed(f"{file} is not a saved image: its index has the name {noted[REF][:100]!r} wrongly")
+                if ":" in noted[REF] or noted[REF] in self._tags:  # with a colon it would be a digest, not a tag
+                    text = f"invalid or duplicate name {noted[REF][:100]!r} in its index"
+                    raise Malformed(f"{file} is not a saved image: {text}")
                 self._tags[noted[REF]] = item
 
     def file(self, name: str, limit: int = strict_and_canonical_json.MAX_BYTES) -> bytes:
-        """Return the content of a file. Raises Refusal if it is missing, or larger than `limit`."""
+        """Return the content of a file in the saved image. Raises Refusal if it is missing, or larger than `limit`."""
         member = self._members.get(name)
         stream = self._tar.extractfile(member) if member else None
         if member is None or stream is None:
@@ -93,12 +95,12 @@ class SavedImage:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def checked_image(self, manifest: Manifest) -> OciImage:
-        """Return the image for an engine, after every layer was read. Raises Refusal if the bytes of one are not those
-        of its digest, or if its tar is not the one that the configuration names."""
+        """Read every layer, and return the image for an engine. Raises Refusal if a layer does not match its digest, or
+        if its unpacked tar does not match the digest in the image's configuration."""
         raw = self.blob(manifest.config, image_content_reader.CONFIG_BYTES)
         diff_ids = image_content_reader.parse_config(manifest.config, raw).layers
         if len(diff_ids) != len(manifest.layers):
-            raise Malformed("the saved image's layers are not those that the image's configuration names")
+            raise Malformed("the saved image has a different number of layers than the image's configuration names")
         if len(diff_ids) > _MOST_LAYERS:
             raise Refusal("too-large", f"the saved image has {len(diff_ids)} layers, more than {_MOST_LAYERS}")
         recipes = [
@@ -115,7 +117,8 @@ class SavedImage:
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """The recipe of a layer that is read from a saved image. `digest`: of its blob, `diff_id`: of the tar in it."""
+    """Writes a layer that it reads from a saved image. `digest`: of the layer's blob; `diff_id`: of the unpacked
+    tar."""
 
     saved: SavedImage
     digest: str
@@ -124,7 +127,8 @@ class SavedLayer:
     key = None
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Read the layer. Raises Refusal if the blob or the tar is not that of its digest."""
+        """Pass the bytes of the blob to `packed`, and those of the unpacked tar to `plain`. Raises Refusal if either
+        does not match its digest."""
         size = diff_size = 0
 
         def blocks() -> Iterator[bytes]:

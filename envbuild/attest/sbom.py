@@ -1,4 +1,7 @@
-"""The software bill of materials of a lock: CycloneDX 1.6, every component with its locked hash. Pure."""
+"""Writes the software bill of materials (SBOM) of a lock as CycloneDX 1.6. Pure.
+
+Every component has its locked hash, except extensions, which are compiled during the build.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from packageurl import PackageURL
 from envbuild.attest import in_toto_statements
 from envbuild.lock.lock_file import Lock
 
-# arbitrary constant: the same lock has the same serial number
+# arbitrary, but constant: the same image and lock always have the same serial number
 _SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")
 
 
 def make_sbom(profile: str, lock: Lock, image_id: str) -> dict[str, object]:
-    """Return the SBOM, stable byte for byte: its time is the lock's, its serial number is derived from image and
-    lock."""
+    """Return the SBOM. It is the same byte for byte each time: its time is that of the lock, and its serial number is
+    derived from image and lock."""
     image = Component(
         name=profile,
         version=lock.short,
@@ -60,7 +63,7 @@ def _components(lock: Lock) -> Iterator[Component]:
     for locked in lock.wheels:
         wheel = locked.wheel
         yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, in_toto_statements.wheel_url(locked))
-    for one in lock.extensions:  # the wheel's own hash is in the build statement, not in the lock
+    for one in lock.extensions:  # the hash of the compiled wheel is in the build statement, not in the lock
         url = PackageURL.from_string(in_toto_statements.extension_url(one))
         yield Component(
             name=one.name, version=one.digest, type=ComponentType.LIBRARY, bom_ref=f"extension:{one.name}", purl=url

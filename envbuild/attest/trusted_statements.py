@@ -1,5 +1,5 @@
-"""Selects the trusted statements about one image from envelopes that anybody may have written, and reports why the
-others are refused. Pure."""
+"""Selects the trusted statements about an image from envelopes that anybody may have written, and reports why it
+refuses the others. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from envbuild.util.yaml_and_project_paths import Document
 
 @dataclass(frozen=True)
 class SignedBuild:
-    """A build statement: the profile, the lock, and what each locked distribution fills below site-packages.
+    """A build statement. `document` and `profile`: the profile as written, and as validated. `roots`: distribution ->
+    the files and folders directly below site-packages that it installs.
 
-    `subjects`: (name, hex digest) of everything it is about: the image, and its manifest if it was pushed.
+    `subjects`: name and sha256 (hex) of the image, and of its manifest if it was pushed.
     """
 
     name: str
@@ -43,14 +44,14 @@ class SignedBuild:
     subjects: frozenset[tuple[str, str]]
 
     def repositories(self, manifest: str) -> list[str]:
-        """Return the repositories that it was pushed to with this manifest."""
+        """Return the repositories that the image was pushed to with the manifest of this digest."""
         return sorted(name for name, digest in self.subjects if digest == manifest.removeprefix("sha256:"))
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """The trusted statements. `records`: run records with file names made of their digests, the newest first.
-    `refused`: why other statements do not count."""
+    """The trusted statements. `records`: each run record after a file name made from its digest, the newest first.
+    `refused`: why the other statements do not count."""
 
     builds: tuple[SignedBuild, ...]
     records: tuple[tuple[Path, RunRecord], ...]
@@ -58,7 +59,8 @@ class Trusted:
 
 
 def believe(envelopes: Iterable[Envelope], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
-    """Return what the owners of `keys` state about the image; `image_id` None: about any image."""
+    """Return the statements about the image that were signed with one of `keys`. If `image_id` is None, return those
+    about any image or environment."""
     builds: list[SignedBuild] = []
     records: dict[str, RunRecord] = {}
     refused: list[Reason] = []
@@ -95,7 +97,8 @@ class _AnyProvenance(Part):
 
 
 class _Filled(Part):
-    """What a wheel fills below site-packages. `extension`: the name, for a compiled wheel."""
+    """The files and folders directly below site-packages that a wheel installs. `extension`: the name of a compiled
+    extension."""
 
     roots: list[str]
     extension: str = ""
@@ -143,7 +146,8 @@ class _Provenance(Part):
 
 
 def _build(statement: Statement) -> list[SignedBuild]:
-    """Return the build; empty if a different builder made it. Raises Malformed."""
+    """Return the build statement in a list, which is empty if a builder other than envbuild wrote the statement. Raises
+    Refusal."""
     try:
         kind = _AnyProvenance.model_validate(statement.predicate).build_definition.build_type
         if kind.startswith(in_toto_statements.BUILD_TYPES) and kind != in_toto_statements.BUILD_TYPE:

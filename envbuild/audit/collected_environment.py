@@ -1,4 +1,4 @@
-"""The contents of an environment, as reported by the collector that ran in it: one framed document, validated first."""
+"""Reads and validates the document in which a collector reports the contents of the environment that it ran in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from envbuild.testrun.run_result import RawOutput
 from envbuild.util.errors import CheckFailed
 
 SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
-"""How a process finds a copy of a library; the values are the collector's."""
+"""Ways in which a process finds a copy of a library. The collector writes the same values."""
 
-_LARGEST = 16 << 20  # bytes of the frame
+_LARGEST = 16 << 20  # maximum size of the collector's output in bytes
 
 
 def _printable(text: str) -> str:
@@ -34,9 +34,12 @@ class _Model(BaseModel):
 
 
 class Copy(_Model):
-    """A library file. `library`: cublas, cublasLt, cudnn, ...; `version`: that of its distribution if `record` is true
-    (the file matches RECORD), else the version in its file name, else the one that the library reports; `reported`: the
-    version that the library reports, or None."""
+    """A library file. `library`: cublas, cublasLt, cudnn, ... `owner`: its distribution. `record`: whether the file
+    matches that distribution's RECORD; None if no RECORD lists it. `ways`: how a process finds it.
+
+    `version`: that of the distribution if `record` is true, else the version in the file name, else `reported`.
+    `reported`: the version that the library itself reports, or None.
+    """
 
     library: Word
     name: Word
@@ -96,8 +99,8 @@ class HeldStartupFile(_Model):
 
 
 class Altered(_Model):
-    """A file that differs from what its distribution (`owner`, name==version) installed, according to its wheel or its
-    RECORD (`by`). `sha256` is None if the file is missing."""
+    """A file that differs from the one that its distribution (`owner`, name==version) installed. `by`: whether it was
+    compared with the wheel or with RECORD. `sha256`: None if the file is missing."""
 
     path: Text
     owner: Word
@@ -106,8 +109,8 @@ class Altered(_Model):
 
 
 class Torch(_Model):
-    """The installed torch. `failure`: how its process ended, if abnormally; torch may have been imported before
-    that."""
+    """The installed torch. `failure`: how the process that imported it ended, if abnormally. `imported` may be true
+    even then: the process may have failed after the import."""
 
     version: Word | None
     cuda: Word | None
@@ -119,8 +122,8 @@ class Torch(_Model):
 
 
 class LoadOrder(_Model):
-    """Which libcublasLt a process gets: if it loads only `cublas` (`alone`), and if it then also loads `cublaslt`, the
-    libcublasLt in the same folder (`both`)."""
+    """The libcublasLt files that a process has loaded. `alone`: after it loaded only `cublas`. `both`: after it then
+    also loaded `cublaslt`, the libcublasLt in the same folder."""
 
     cublas: Text
     cublaslt: Text | None
@@ -136,9 +139,9 @@ class Apex(_Model):
 
 
 class HeldExtension(_Model):
-    """A file of a compiled extension. `there`: RECORD lists it and it exists; `module`: None for a library;
-    `architectures`: for example "sm_90", None if it has only host code; `tried`: whether loading it was tried;
-    `failure`: why it could not be loaded or was not tried, or None."""
+    """A file of a compiled extension. `there`: whether the file, which RECORD lists, exists. `module`: None for a
+    library. `architectures`: of its device code, such as "sm_90"; None if it has only host code. `tried`: whether the
+    collector tried to load it. `failure`: why it could not be loaded or was not tried; else None."""
 
     distribution: Word
     version: Word
@@ -164,7 +167,9 @@ class HeldMachine(_Model):
 
 
 class Holdings(_Model):
-    """The complete contents. `torch`: None if not installed; `cut`: a limit excluded some files."""
+    """The complete contents of an environment. `torch`: None if it is not installed. `unrecorded`: files that no
+    distribution installed. `preferred`: libraries that the dynamic loader prefers to those of other packages.
+    `unchecked`: bytecode that Python never compares with its source. `cut`: whether a limit excluded some files."""
 
     python: Python
     distributions: list[Distribution] = Field(max_length=5000)
@@ -186,7 +191,7 @@ class Holdings(_Model):
 
     @property
     def installed(self) -> dict[str, str]:
-        """Distribution -> version; for duplicates, the version that an import uses."""
+        """Distribution -> version. Of a distribution that is installed twice, the version that an import uses."""
         return {item.name: item.version for item in reversed(self.distributions)}
 
     @property
@@ -200,7 +205,8 @@ class Holdings(_Model):
 
 
 def read(output: RawOutput, nonce: str, target: str) -> Holdings:
-    """Read the document in a collector's output. Raises CheckFailed if it is missing or invalid."""
+    """Read the document in a collector's output. Raises CheckFailed if it is missing or invalid. `nonce`: that of the
+    collector's job. `target`: the name of the environment in messages."""
     if output.timed_out:
         raise CheckFailed(f"the audit of {target} was stopped after {output.seconds:.0f} s")
     if len(output.stdout) <= _LARGEST and not output.too_long:

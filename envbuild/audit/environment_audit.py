@@ -1,8 +1,8 @@
-"""Audits an environment: compares its actual contents with a profile, its lock and the known faults. Pure.
+"""Audits an environment: compares its actual contents with a profile, the profile's lock and the known faults.
 
-The collector runs in the environment: in a container for an image, as a process for a Python. collected_environment.py
-reads its document, library_and_distribution_findings.py judges the libraries, and this module compares the rest with
-the profile, the lock and the facts.
+A collector runs in the environment: in a container for an image, else as a process of the environment's Python.
+collected_environment.py reads the collector's document, library_and_distribution_findings.py judges the libraries, and
+this module compares the rest with the profile, the lock and the facts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
     """Return the job that runs the collector. Python's own environment variables (PYTHONPATH, ...) stay in effect, also
     in an image, because they determine which files an import finds.
 
-    `wheels`: the sha256 of each file, by its distribution's wheel, as
-    wheel_file_hashes_and_contents.wheel_hashes returns it.
+    `wheels`: the sha256 of each file according to its distribution's wheel, as returned by
+    wheel_file_hashes_and_contents.wheel_hashes.
     """
     nonce = secrets.token_hex(16)
     document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()
@@ -49,9 +49,12 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
 
 @dataclass(frozen=True)
 class Expected:
-    """The contents that a profile expects; empty without a profile. `claimed`: the image's label names that lock;
-    `image`: False for an environment of this machine; `cli_words`: as LoadedProfile.known; `modules`: the modules to be
-    built, by distribution; `startup`: the files that may run code when Python starts, with the reason."""
+    """What the contents are compared with. Without a profile, only the GPUs and the driver are known.
+
+    `claimed`: whether the image's label names `lock`. `image`: False for an environment of this machine. `cli_words`:
+    the profile's name on the command line. `modules`: distribution -> the compiled modules that it must have.
+    `startup`: the files that may run code when Python starts, with the reason.
+    """
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -85,12 +88,13 @@ def expected_contents(loaded: LoadedProfile, lock: Lock | None, claimed: bool = 
 
 
 def of_gpus(gpus: Sequence[Gpu], *, image: bool) -> Expected:
-    """Return what to expect without a profile for GPUs that need not be this machine's: their driver is not known."""
+    """Return what to compare with if only the GPUs are given. They may be in another machine, so the driver is
+    unknown."""
     return Expected(gpus=tuple(gpus), gpu_count=len(gpus), image=image)
 
 
 def of_machine(held: Holdings) -> Expected:
-    """Return what to expect of an environment on this machine without a profile: the machine's GPUs and driver."""
+    """Return what to compare an environment of this machine with, without a profile: the machine's GPUs and driver."""
     cards = [card for name in held.machine.gpus for card in [database.gpu_by_name(name)] if card]
     return Expected(
         gpus=tuple(dict.fromkeys(cards)), gpu_count=max(1, len(cards)), driver=held.machine.driver, image=False
@@ -98,7 +102,7 @@ def of_machine(held: Holdings) -> Expected:
 
 
 NO_TORCH = "torch is not installed"
-NOTHING = f"{NO_TORCH}; the contents are listed, but not judged for a GPU"
+NOTHING = f"{NO_TORCH}; the contents are listed, but not checked for a GPU"
 
 
 AuditState = Literal["clean", "warned", "failed", "empty"]
@@ -125,7 +129,7 @@ class AuditedLibrary:
 
 @dataclass(frozen=True)
 class AuditedModule:
-    """A compiled file of an extension. `architectures`: of its device code; None for host code only."""
+    """A compiled file of an extension. `architectures`: of its device code; None if it has only host code."""
 
     name: str | None
     path: str
@@ -141,9 +145,10 @@ class AuditedExtension:
 
 @dataclass(frozen=True)
 class AuditDocument:
-    """The document of `audit`. `state`: failed: a defect or a refusal; warned: only warnings and notes; clean: no
-    findings except notes; empty: without torch. `profile`, `lock`, `gpus`: what the contents were compared with.
-    `distributions`: the installed ones, with their versions. `advisories`: the known faults among the findings."""
+    """The document of `audit`. `state`: failed: a defect or a refusal; warned: warnings, but no defect or refusal;
+    clean: no findings except notes; empty: torch is not installed, and nothing failed. `profile`, `lock`, `gpus`: what
+    the contents were compared with. `distributions`: the installed ones, with their versions. `advisories`: the known
+    faults among the findings."""
 
     target: str
     state: AuditState
@@ -161,7 +166,8 @@ class AuditDocument:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit. `clean`: no findings except notes."""
+    """The result of an audit. `wanted`: what the contents, `held`, were compared with. `clean`: no findings except
+    notes."""
 
     target: str
     wanted: Expected
@@ -191,7 +197,7 @@ class Audit:
         return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in self.counts.items())
 
     def require(self) -> None:
-        """Raise CheckFailed, with the document, if there is a defect or a refusal."""
+        """Raise CheckFailed, which contains the document, if there is a defect or a refusal."""
         if self.failed:
             worst = [finding for finding in self.findings if finding.severity in ("defect", "refuse")]
             text = "\n".join(f"{f.id}: {f.message}; fix: {f.remedy}" for f in worst[:10])
@@ -244,7 +250,7 @@ class Audit:
 
 
 def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
-    """Return the audit of an environment's contents, compared with what is expected. `target`: its name in messages."""
+    """Compare the contents of an environment, `held`, with `wanted`. `target`: the environment's name in messages."""
     found = [
         *_torch(held, wanted),
         *library_and_distribution_findings.cuda_library_findings(held),
@@ -289,7 +295,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("cpu-only", "defect", text, remedy)
         return
     for gpu in wanted.gpus if torch.architectures else ():
-        yield from _kernels(gpu, torch.architectures, _other_torch(held, wanted, "a torch built for this GPU"))
+        yield from _kernels(gpu, torch.architectures, _other_torch(held, wanted, "install a torch built for this GPU"))
 
 
 def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
@@ -336,11 +342,11 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others), tuple(wrong))
 
 
-_MOST = 8  # number of versions that are listed
+_MOST = 8  # maximum number of versions in a message
 
 
 def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
-    """Return how to install the locked versions of `others`."""
+    """Return the commands that install the locked versions of the distributions `others`."""
     if wanted.claimed:
         return f"envbuild make {wanted.cli_words}"
     exact = [f"{name}=={lock.versions[name]}" for name in others[:_MOST]]
@@ -368,7 +374,8 @@ def _remedy(advisory: Advisory, now: Situation, held: Holdings, wanted: Expected
 
 
 def _elsewhere(now: Situation) -> Iterator[Finding]:
-    """If the GPU is unknown, report the refusals that would apply on some GPU models, as notes."""
+    """Report, as notes, the advisories of severity refuse that would apply on some GPU models. Used if the GPU is
+    unknown."""
     cards: dict[str, list[Gpu]] = {}
     known = {advisory.id: advisory for advisory in database.advisories() if advisory.severity == "refuse"}
     for gpu in database.gpus().values():
@@ -379,7 +386,7 @@ def _elsewhere(now: Situation) -> Iterator[Finding]:
     for ident, gpus in cards.items():
         text = f"on {_names(gpus)}: {_said(known[ident])}"
         yield Finding(
-            ident, "note", text, f"{known[ident].remedy}; with --profile NAME, a GPU model is taken into account"
+            ident, "note", text, f"{known[ident].remedy}; to check only a profile's GPU models: --profile NAME"
         )
 
 
@@ -392,8 +399,8 @@ def _names(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
 
 
 def held_situation(held: Holdings, wanted: Expected) -> Situation:
-    """Return the situation for the advisories: versions of loaded libraries take precedence over those of
-    distributions."""
+    """Return the GPUs, versions and settings with which advisories are compared. The versions of loaded libraries take
+    precedence over those of installed distributions."""
     installed, torch = held.installed, held.torch
     versions: dict[str, str] = {}
     if not _is_cpu_only(held):
@@ -427,7 +434,8 @@ def _is_foreign(copy: Copy) -> bool:
 
 
 def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """Return a pip or uv command for each list of `requirements`; for an `image` as lines of a Dockerfile."""
+    """Return a pip or uv command for each list of `requirements`, and a command that sets each variable in `env`. For
+    an image they are lines of a Dockerfile."""
     python = held.python.executable
     pip = [python, "-m", "pip", "install"] if "pip" in held.installed else ["uv", "pip", "install", "--python", python]
     commands = [f"{'RUN ' if image else ''}{shlex.join([*pip, *words])}" for words in requirements]
@@ -436,7 +444,8 @@ def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapp
 
 
 def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> str:
-    """Return an advisory's fix, with the commands that install its versions as far as the facts know them."""
+    """Return an advisory's fix, with the commands that install the fixed versions. A library is left out if the facts
+    do not name its distribution."""
     written = advisory_remedy.written(advisory.change, now)
     cuda = written.get("cuda") or now.cuda or ""
     known = {database.distribution_of(name, cuda): version for name, version in written.get("pins", {}).items()}
@@ -449,6 +458,7 @@ def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> 
 
 
 def in_profile(advisory: Advisory, now: Situation, cli_words: str) -> str:
-    """Return the fix for an image built from a profile's lock: what to write into the profile `cli_words`."""
+    """Return the fix for an image built from a profile's lock: the lines to write into the profile, and the command to
+    build it again. `cli_words`: the profile's name on the command line."""
     lines = "; ".join(advisory_remedy.yaml_lines(advisory_remedy.written(advisory.change, now)))
     return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {cli_words}" if lines else advisory.remedy

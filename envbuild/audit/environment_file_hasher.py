@@ -1,5 +1,8 @@
-"""Hashes the files that an environment imports and loads. The environment may be hostile: its interpreter only reports
-the folders. This module reads the files itself, only regular ones, and limits their number and size."""
+"""Hashes the files that an environment's Python imports and loads.
+
+The environment may be hostile. So its interpreter only reports the folders, and this module reads the files itself:
+only regular files, and with limits on their number and size.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from envbuild.util.errors import CheckFailed, printable
 
 MOST_FILES = 1_000_000
 LARGEST_FILE, LARGEST_TOTAL, LARGEST_TEXT, LARGEST_TEXTS = 8 << 30, 256 << 30, 64 << 20, 256 << 20
-"""Bytes of one file, of all files, of a file that is read as text, and of all RECORDs. torch's largest library has 2
+"""Maximum sizes in bytes: of one file, of all files, of one RECORD, and of all RECORDs. torch's largest library has 2
 GB."""
 PRELOADED = Path("/etc/ld.so.preload")
 _ENTRY = "envbuild.selftest.inventory.interpreter_path_collector"
@@ -36,16 +39,19 @@ _MEMORY, _SECONDS, _LARGEST_REPORT = 1 << 30, 180.0, 4 << 20
 _BLOCK, _SINGLE, _BATCH = 1 << 20, 256, 200
 _CACHE = "__pycache__"
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
-_UNCHECKED = 1  # of bytecode's flags: hash-based, and never compared with the source (PEP 552)
+_UNCHECKED = 1  # flags in a .pyc that Python never compares with its source (PEP 552: unchecked, hash-based)
 
 Paths = Annotated[list[Text], Field(max_length=2000)]
 
 
 class InterpreterReport(BaseModel):
-    """What an interpreter reports of itself. All paths are real paths. `prefixes`: the environment, and the Python
-    that it was made from; `path`: sys.path without the standard library, in order; `loader_folders`: folders in which
-    the loader finds libraries by a search path; `library_path`: those of LD_LIBRARY_PATH, in order; `preloaded`: the
-    files of LD_PRELOAD, in order."""
+    """What an interpreter reports about itself and its environment. All paths are real paths.
+
+    `prefixes`: the environment, and the Python that it was created from. `path`: sys.path without the standard library,
+    in order. `loader_folders`: the folders that the dynamic loader searches because of a search path. `library_path`:
+    the folders in LD_LIBRARY_PATH, in order. `preloaded`: the files in LD_PRELOAD, in order. `cut`: whether a limit
+    excluded some files.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -68,9 +74,12 @@ class InterpreterReport(BaseModel):
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files below an entry of sys.path, by relative path: their sha256. A link to a folder has a path with a slash
-    at its end, and the sha256 of its target's name. `linked`: files that are a symbolic link, or in a folder that is
-    one; `records`: the text of each RECORD. An entry that is a file has the path ""."""
+    """The files in one folder, such as an entry of sys.path. `sha256`: relative path -> sha256 of the file.
+
+    The path of a link to a folder ends with a slash, and its sha256 is that of the target's name. If `folder` is itself
+    a file, its relative path is "". `linked`: files that are symbolic links, or that are in a folder that is a symbolic
+    link. `records`: the text of each RECORD.
+    """
 
     folder: str
     sha256: Mapping[str, str]
@@ -80,8 +89,8 @@ class FolderFiles:
 
 @dataclass(frozen=True)
 class EnvironmentFiles:
-    """Everything that was hashed. `folders`: the entries of sys.path, in order; `libraries`: sha256 by path of single
-    files, such as CUDA libraries; `loader`: the libraries in each folder that the loader searches."""
+    """All files that were hashed. `folders`: the entries of sys.path, in order. `libraries`: path -> sha256 of single
+    files, such as CUDA libraries. `loader`: the libraries in each folder that the dynamic loader searches."""
 
     report: InterpreterReport
     folders: tuple[FolderFiles, ...]
@@ -91,7 +100,7 @@ class EnvironmentFiles:
 
 
 def hash_environment(python: Path) -> EnvironmentFiles:
-    """Hash the files of an interpreter's environment. Raises CheckFailed if a file cannot be measured, or if the
+    """Hash the files of an interpreter's environment. Raises CheckFailed if a file cannot be hashed, or if the
     interpreter does not report its folders."""
     _refuse_unmeasured(os.environ)
     report = _interpreter_report(python)
@@ -116,11 +125,11 @@ def hash_environment(python: Path) -> EnvironmentFiles:
 
 
 def _refuse_unmeasured(variables: Mapping[str, str]) -> None:
-    """Raise CheckFailed if variables, or the loader's configuration, make Python or the loader use files that cannot be
-    measured, or depend on the current folder."""
+    """Raise CheckFailed if environment variables or /etc/ld.so.preload make Python or the dynamic loader use files that
+    cannot be hashed, or that depend on the current folder."""
     for name in ("LD_AUDIT", "PYTHONPYCACHEPREFIX"):
         if variables.get(name):
-            raise CheckFailed(f"{name} is set: what it loads is not measured", hint=f"unset {name}")
+            raise CheckFailed(f"{name} is set: files used because of it cannot be measured", hint=f"unset {name}")
     for name, separators in (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
         entries = re.split(separators, variables[name]) if variables.get(name) else []
         usable = [entry for entry in entries if entry.startswith("/") and ("$" not in entry or name == "PYTHONPATH")]
@@ -137,7 +146,7 @@ def _refuse_unmeasured(variables: Mapping[str, str]) -> None:
 
 
 def _refuse_editable(folder: _Listing) -> None:
-    """Raise CheckFailed for an editable installation whose `.pth` file runs code: its sources are found outside of
+    """Raise CheckFailed for an editable installation whose `.pth` file runs code, because its sources are outside of
     sys.path."""
     for name, path in folder.files.items():
         if "/" not in name and name.endswith(".pth"):
@@ -170,7 +179,7 @@ def _interpreter_report(python: Path) -> InterpreterReport:
 
 @dataclass
 class _Budget:
-    """How many files and bytes may still be measured."""
+    """The number of files and bytes that may still be hashed or read."""
 
     files: int = field(default_factory=lambda: MOST_FILES)
     size: int = field(default_factory=lambda: LARGEST_TOTAL)
@@ -179,28 +188,34 @@ class _Budget:
     def count(self, folder: str) -> None:
         self.files -= 1
         if self.files < 0:
-            raise CheckFailed(f"more than {MOST_FILES} files to measure, up to {printable(folder)}")
+            raise CheckFailed(f"more than {MOST_FILES} files to measure; the limit was reached at {printable(folder)}")
 
     def add(self, path: str) -> int:
-        """Return the size of a file. Raises CheckFailed for one that cannot be measured."""
+        """Return the size of a file, and subtract it. Raises CheckFailed if the file cannot be hashed, or if all files
+        together are too large."""
         size = _regular(path).st_size
         self.size -= size
         if self.size < 0:
-            raise CheckFailed(f"more than {LARGEST_TOTAL >> 30} GiB to measure, up to {printable(path)}")
+            text = f"more than {LARGEST_TOTAL >> 30} GiB to measure; the limit was reached at {printable(path)}"
+            raise CheckFailed(text)
         return size
 
     def read(self, path: str) -> str:
-        """Return the text of a RECORD. Raises CheckFailed if all of them are too large together."""
+        """Return the text of a RECORD. Raises CheckFailed if all RECORDs together are too large."""
         self.text -= _regular(path).st_size
         if self.text < 0:
-            raise CheckFailed(f"the RECORD files have more than {LARGEST_TEXTS >> 20} MiB, up to {printable(path)}")
+            limit = f"{LARGEST_TEXTS >> 20} MiB"
+            raise CheckFailed(f"the RECORD files have more than {limit}; the limit was reached at {printable(path)}")
         return read_text(path)
 
 
 class _Listing:
-    """The files below a folder: relative path -> path. Bytecode in __pycache__ is left out; unchecked bytecode, which
-    Python runs whatever its source is, is refused. `skip`: folders directly in it; `libraries`: only shared libraries,
-    directly in the folder or in the subfolders for processors that the loader prefers (glibc-hwcaps)."""
+    """The files below the folder `root`: relative path -> path. Bytecode in __pycache__ is left out. Unchecked
+    bytecode, which Python runs without comparing it with its source, raises CheckFailed.
+
+    `skip`: folders directly below `root` to leave out. `libraries`: list only shared libraries, either directly in
+    `root` or in its processor-specific subfolders that the dynamic loader prefers (glibc-hwcaps).
+    """
 
     def __init__(
         self, root: str, budget: _Budget, *, skip: frozenset[str] = frozenset(), libraries: bool = False
@@ -208,9 +223,9 @@ class _Listing:
         self.root = root
         self.files: dict[str, str] = {}
         self.linked: set[str] = set()
-        self._links: dict[str, str] = {}  # to folders, which may be among the measured ones
+        self._links: dict[str, str] = {}  # links to folders; a target may also be a listed folder
         self._seen: set[str] = set()
-        if os.path.isdir(root):  # noqa: PTH112 - False, not an error, if it cannot be looked at
+        if os.path.isdir(root):  # noqa: PTH112 - returns False instead of raising if `root` is not accessible
             self._walk(budget, skip, libraries=libraries)
         elif not libraries:
             self.files[""] = root
@@ -230,7 +245,7 @@ class _Listing:
                 if _is_folder(entry):
                     if _is_searched(name) if libraries else entry.name != ".git" and (below or entry.name not in skip):
                         if entry.is_symlink():
-                            self._links[f"{name}/"] = os.readlink(entry.path)  # noqa: PTH115 - the text as it is
+                            self._links[f"{name}/"] = os.readlink(entry.path)  # noqa: PTH115 - the unchanged text
                         (links if is_link else left).append((entry.path, f"{name}/", is_link))
                 elif in_cache and entry.name.endswith(".pyc"):
                     _refuse_unchecked(entry.path)
@@ -264,19 +279,19 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_searched(below: str) -> bool:
-    """Whether the loader also searches this subfolder of a folder of libraries."""
+    """Whether the dynamic loader, when it searches a folder, also searches this subfolder."""
     first, *others = below.split("/")
     return first == HWCAPS or {first, *others} <= LEGACY_HWCAPS
 
 
 def _is_dangling(path: str) -> bool:
-    return not os.path.exists(path)  # noqa: PTH110 - False, not an error, if it cannot be looked at
+    return not os.path.exists(path)  # noqa: PTH110 - returns False instead of raising if it is not accessible
 
 
 def _regular(path: str) -> os.stat_result:
     """Return the status of a regular file of at most LARGEST_FILE bytes. Raises CheckFailed for anything else."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - a name with a NUL is an error here, not False
+        found = os.stat(path)  # noqa: PTH116 - a name with a NUL must raise
     except (OSError, ValueError) as error:
         raise CheckFailed(f"{printable(path)} cannot be read: {_reason(error)}") from None
     if not stat.S_ISREG(found.st_mode):
@@ -291,8 +306,8 @@ def _reason(error: Exception) -> str:
 
 
 def _blocks(path: str, at_once: int = _BLOCK) -> Iterator[bytes]:
-    """Yield the content of a regular file. It is opened without blocking, since it may be a FIFO, and read up to its
-    size. Raises CheckFailed."""
+    """Yield the content of a regular file. Opening does not block, since the path may be a FIFO. Raises CheckFailed if
+    the file is not regular, cannot be read, or grows while it is read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -308,7 +323,8 @@ def _blocks(path: str, at_once: int = _BLOCK) -> Iterator[bytes]:
 
 
 def _sha256_of(paths: list[str]) -> dict[str, str]:
-    """Return the sha256 of each file. `paths`: the largest first, which are read one by one, the others in batches."""
+    """Return the sha256 of each file. `paths`: the largest file first. Threads hash the largest files one by one, and
+    the others in batches."""
     large, small = paths[:_SINGLE], paths[_SINGLE:]
     batches = [[path] for path in large] + [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

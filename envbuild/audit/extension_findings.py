@@ -10,12 +10,12 @@ from envbuild.facts import torch_cuda_arch_list_parser
 from envbuild.facts.gpu_fact_types import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
-_MOST = 8  # number of files that are listed of one distribution
+_MOST = 8  # maximum number of files in a message
 
 
 def extension_findings(held: Holdings, gpus: Iterable[Gpu], required: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """Return all findings. `required`: distribution -> modules that a profile requires; a fault in one of these is a
-    defect."""
+    """Return all findings about compiled extensions. `required`: distribution -> the modules that a profile requires;
+    if one is missing or has no code for a GPU, the finding is a defect."""
     found = [*_apex(held), *_missing(held, required)]
     for (name, version), files in held.extended.items():
         found += _broken(f"{name} {version}", files)
@@ -25,14 +25,14 @@ def extension_findings(held: Holdings, gpus: Iterable[Gpu], required: Mapping[st
 
 
 def _apex(held: Holdings) -> Iterator[Finding]:
-    """Check apex. The package index's apex is an unrelated package; NVIDIA's apex is built without kernels by
-    default."""
+    """Check apex. The apex on the package index is an unrelated package, and a default build of NVIDIA's apex has no
+    kernels."""
     apex, version = held.apex, held.installed.get("apex")
     what = apex.path if apex else f"apex {version}"
     if apex is None and version is None:
         return
     if apex is None or not {"normalization", "multi_tensor_apply"} & set(apex.parts):
-        text = f"{what} is not NVIDIA's apex: the package index's apex is an unrelated package"
+        text = f"{what} is not NVIDIA's apex: the apex on the package index is an unrelated package"
         yield Finding("wrong-apex", "defect", text, "uninstall apex; build NVIDIA/apex from source")
     elif not apex.compiled:
         text = f"{what} was built without its CUDA extensions"
@@ -54,8 +54,8 @@ def _missing(held: Holdings, required: Mapping[str, Sequence[str]]) -> Iterator[
 
 
 def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
-    """Check that extensions load. Only an undefined symbol is certainly a defect: a missing library may belong to an
-    optional part."""
+    """Check that extensions can be loaded. Only an undefined symbol is a defect for certain: a missing library may
+    belong to an optional part of the extension."""
     for file in files:
         if file.damaged:
             text = f"{file.path} of {who} is not a shared library, or its device code cannot be read"
@@ -64,7 +64,7 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
             continue
         text = f"{file.path} of {who} cannot be loaded: {file.failure}"
         if not file.tried:
-            text = f"{file.path} of {who} was not tried: {file.failure}"
+            text = f"loading {file.path} of {who} was not tried: {file.failure}"
             yield Finding("extension-untried", "note", text, "")
         elif any(driver in file.failure for driver in _DRIVERS):
             remedy = "run the audit again on a machine with a driver"
@@ -79,20 +79,21 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
 
 
 def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, required: frozenset[str]) -> Iterator[Finding]:
-    """Check device code. Files may be for different GPUs, so a file without code for this GPU is a defect only if a
-    profile requires it."""
+    """Check that the device code supports the GPU. An extension may have files for different GPUs, so a file without
+    code for this GPU is a defect only if a profile requires it."""
     card = f"{gpu.id} (compute capability {gpu.compute_capability})"
     coded = [(file, file.architectures) for file in files if file.architectures is not None]
     serves = [torch_cuda_arch_list_parser.serves(found, gpu.compute_capability) for _, found in coded]
     wrong = [file for (file, _), how in zip(coded, serves, strict=True) if how is None and file.module in required]
     if wrong:
         text = f"{who} has no code for {card} in {_listed(file.path for file in wrong)}"
-        yield Finding("extension-kernel", "defect", text, f"build it for {gpu.compute_capability}")
+        yield Finding("extension-kernel", "defect", text, f"build it for compute capability {gpu.compute_capability}")
     elif coded and "compiled" not in serves:
         has = "only PTX to compile" if "ptx" in serves else "no code"
         every = sorted({text for _, found in coded for text in found})
         text = f"{who} has {has} for {card}: {' '.join(every)}"
-        yield Finding("extension-kernel", "warn", text, f"a build for {gpu.compute_capability}")
+        remedy = f"install a build for compute capability {gpu.compute_capability}"
+        yield Finding("extension-kernel", "warn", text, remedy)
 
 
 def _listed(texts: Iterable[str]) -> str:

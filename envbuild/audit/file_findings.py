@@ -1,4 +1,4 @@
-"""Findings about an environment's files: changed files, foreign files, and files that run when Python starts. Pure."""
+"""Finds faults in an environment's files: changed files, foreign files, and files that run when Python starts. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST = 5
 def file_findings(
     held: Holdings, accepted: Mapping[StartupFile, str], *, built: bool, strict: bool
 ) -> Iterator[Finding]:
-    """Yield all findings about files. `accepted`: files accepted by the profile, with the reason. `built`: the image
-    was built from a lock, and may contain nothing else. `strict`: False for a developer's own environment, where files
-    may be edited."""
+    """Yield all findings about files. `accepted`: startup files that the profile accepts, with the reason. `built`:
+    whether it is an image built from a lock, which must contain no other files. `strict`: False for a developer's own
+    environment, in which files may have been edited."""
     yield from _startup(held, accepted, "refuse" if strict else "warn")
     yield from _altered(held, built, "defect" if strict else "warn")
     if built and held.unrecorded:
@@ -54,12 +54,12 @@ def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: Seve
 def _altered(held: Holdings, built: bool, severity: Severity) -> Iterator[Finding]:
     reported = {
         copy.path for copy in held.libraries if copy.record is False and copy.sha256
-    }  # by library_and_distribution_findings.cuda_library_findings
+    }  # these are reported by library_and_distribution_findings.cuda_library_findings
     namespaces = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
     by_owner: dict[tuple[str, str], list[Altered]] = defaultdict(list)
     for item in held.altered:
         shared = item.path.endswith("/__init__.py") and item.sha256 in namespaces
-        # in other environments, files may have been removed to save space
+        # a missing file counts only in an image built from a lock: elsewhere it may have been removed to save space
         if item.path not in reported and not shared and (item.sha256 or built):
             by_owner[item.owner, item.by].append(item)
     for (owner, by), items in by_owner.items():

@@ -16,7 +16,8 @@ _NOT_THERE = (126, 127)  # exit codes if the container cannot start the program
 def collect_from_image(
     engine: Engine, image: Image, name: str, wheels: Mapping[str, Mapping[str, str]] | None = None
 ) -> Holdings:
-    """Run the collector in the image. `name`: the image in messages; `wheels`: as in environment_audit.collector_job.
+    """Run the collector in a container of the image. `name`: the image's name in messages; `wheels`: as in
+    environment_audit.collector_job.
 
     Raises CheckFailed if the image has no Python, or if its Python gives no result.
     """

@@ -1,4 +1,4 @@
-"""Finds faults in the libraries and distributions of an environment. Pure: contents in, findings out."""
+"""Finds faults in the CUDA libraries and the distributions of an environment. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MOST_REQUIREMENTS = 50
 
 @dataclass(frozen=True)
 class VersionMismatch:
-    """A version that is not as expected. `found`: null if nothing is installed; `expected`: a version, or a requirement
-    such as >=2."""
+    """A version that is not as expected. `found`: null if the distribution is not installed; `expected`: a version, or
+    a requirement such as >=2."""
 
     name: str
     found: str | None
@@ -31,8 +31,8 @@ class VersionMismatch:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding. `severity`: defect, or an advisory's refuse, warn or note. An environment with only notes is clean.
-    `versions`: those that are not as expected, of which `message` may list only some."""
+    """A finding of an audit. `severity`: defect, refuse, warn or note; an environment with only notes is clean.
+    `versions`: all versions that are not as expected; `message` may list only some of them."""
 
     id: str
     severity: Severity
@@ -44,14 +44,17 @@ class Finding:
 def not_imported(version: str, failure: str, memory: int) -> Finding:
     """Return the finding for a torch that cannot be imported. `memory`: the container's memory limit in bytes.
 
-    The collector itself kills only on a timeout, and reports that: any other SIGKILL is from the kernel's OOM killer.
+    The collector itself sends SIGKILL only after a timeout, which it reports as such. So any other SIGKILL is taken to
+    be from the kernel's OOM killer.
     """
     text = f"torch {version} cannot be imported: {failure}".replace("  ", " ")
     if "SIGKILL" in failure:
         more = f"the audit's container is limited to {memory >> 30} GB: free or add memory on the engine's machine"
-        return Finding("torch-import", "defect", f"{text}: out of memory, or a limit", more)
+        return Finding("torch-import", "defect", f"{text}: out of memory, or over a memory limit", more)
     again = "run it again when the machine is less busy; if it hangs again: " if failure.startswith("not done") else ""
-    return Finding("torch-import", "defect", text, f"{again}reinstall torch and its libraries; see the copies below")
+    return Finding(
+        "torch-import", "defect", text, f"{again}reinstall torch and its libraries; see the library copies below"
+    )
 
 
 def cuda_library_findings(held: Holdings) -> Iterator[Finding]:
@@ -87,7 +90,7 @@ def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
 
 
 def agree(version: str, reported: str) -> bool:
-    """Whether two versions are equal in the components that both have, as 12.5.2.13 and 12.5.2."""
+    """Whether two versions are equal in the components that both have: true for 12.5.2.13 and 12.5.2."""
     return all(one == other for one, other in zip(version.split("."), reported.split("."), strict=False))
 
 
@@ -102,7 +105,8 @@ def _remedy_of_a_shadow(copy: Copy) -> str:
 
 
 def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
-    """Report copies in several folders; only a note if at most one is outside the system's own folders."""
+    """Report a library with several copies. The finding is a warning if more than one copy is in a package folder or on
+    LD_LIBRARY_PATH or LD_PRELOAD, else a note."""
     kinds = [copy.library for copy in copies]
     if len(set(kinds)) == len(kinds):
         return
@@ -138,7 +142,7 @@ def _mixed(name: str, copies: list[Copy]) -> Iterator[Finding]:
 
 
 def _bundled(held: Holdings) -> Iterator[Finding]:
-    """Report libraries bundled in packages that are not NVIDIA's own."""
+    """Report CUDA libraries in package folders other than those of NVIDIA's own distributions."""
     foreign = [copy for copy in held.libraries if copy.in_packages and "/nvidia/" not in copy.path]
     for owner, grouped in groupby(sorted(foreign, key=lambda c: (c.owner, c.path)), key=lambda c: c.owner):
         copies = list(grouped)
@@ -151,12 +155,12 @@ def _bundled(held: Holdings) -> Iterator[Finding]:
         )
         text = f"CUDA libraries {whose}: {'; '.join(map(str, copies[:8]))}"
         if others and any(copy.loaded for copy in copies):
-            text += "; installing another version in addition to them changes nothing"
+            text += "; torch loads them even if another version is installed as well"
         yield Finding("bundled-copy", "warn" if others or owner == "unowned" else "note", text, remedy)
 
 
 def _on_the_loaders_path(held: Holdings) -> Iterator[Finding]:
-    """Report copies that torch does not load but other programs will."""
+    """Report the copies on LD_LIBRARY_PATH and LD_PRELOAD that torch does not load, but that other programs will."""
     whom = {LD_PATH: "programs without an RPATH load these", LD_PRELOAD: "every program loads these first"}
     for way, variable in ((LD_PATH, "LD_LIBRARY_PATH"), (LD_PRELOAD, "LD_PRELOAD")):
         others = {copy.library for copy in held.libraries if way not in copy.ways}
@@ -204,14 +208,14 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
             if len(set(versions)) > 1:
                 severity: Severity = "defect" if database.library_of(name) else "warn"
                 text = f"{folder} has metadata of two versions of {name}, one of them left over: {', '.join(versions)}"
-                remedy = f"remove both of its .dist-info, then install {name} again"
+                remedy = f"remove both of its .dist-info folders, then install {name} again"
                 yield Finding("duplicate-distribution", severity, text, remedy)
         first = [versions[0] for versions in folders.values()]
         if len(set(first)) > 1:
             text = (
                 f"{name} is in several folders, {', '.join(first)}: Python imports the first, in {next(iter(folders))}"
             )
-            yield Finding("shadowed-distribution", "note", text, "keep one")
+            yield Finding("shadowed-distribution", "note", text, "keep one of them")
     yield from _requirements(held)
 
 
@@ -230,8 +234,8 @@ def _requirements(held: Holdings) -> Iterator[Finding]:
 
 
 def held_requirements(held: Holdings) -> Iterator[tuple[str, Requirement]]:
-    """Yield (distribution, requirement) for every requirement that applies here, including those of requested
-    extras."""
+    """Yield (distribution, requirement) for every requirement that applies in this environment, including those of
+    requested extras."""
     requires = {item.name: list(_parsed(item.requires)) for item in reversed(held.distributions)}
     todo = [(name, "") for name in requires]
     seen = set(todo)

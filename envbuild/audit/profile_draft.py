@@ -1,5 +1,5 @@
-"""Drafts a commented profile from the contents of an image or an environment. Pure. Unknown entries are left as
-comments.
+"""Drafts a commented profile from the contents of an image or an environment. Pure. Entries that the contents do not
+determine are written as comments.
 
 The contents are not trusted: names and versions are validated against their grammar, and text is quoted as JSON.
 """
@@ -26,8 +26,8 @@ _TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -> str:
-    """Return a profile for the contents of `source`, an image's reference or an environment's path. `kind`: "image" or
-    "environment". Raises CheckFailed if it has no torch."""
+    """Return the text of a profile for the contents of `source`, an image's reference or an environment's path. `kind`:
+    "image" or "environment". Raises CheckFailed if torch is not installed there."""
     source = printable(source).replace("\n", "?")  # a path may contain any character; this text goes into a comment
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
     if version is None or not is_version(version):
@@ -37,13 +37,13 @@ def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -
     lines = [
         f"# The contents of {source}.",
         f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
-        f"# Not read, for an {kind} does not contain it: the GPUs it is for, Debian packages, environment variables,",
-        "# the source of a package. No public index has a version with a local label (+...).",
+        f"# Not determined from the {kind}: GPUs, Debian packages, environment variables, where packages came from.",
+        "# No public index has a version with a local label (+...).",
         f"description: {json.dumps(f'{name}, as {source} has it')}",
         *_python(held, release, kind),
         f"torch: {json.dumps(version)}",
         *_cuda(held),
-        "# gpus: [h20]  # the GPUs it is for; none: the CPU",
+        "# gpus: [h20]  # the GPU models it is for; without this line: the CPU",
         *_pins(held, release, version, kind),
         "packages:" if named else "packages: []",
         *(f"  - {json.dumps(text)}" for text in named),
@@ -55,13 +55,15 @@ def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -
 
 
 def _python(held: Holdings, release: TorchRelease | None, kind: str) -> Iterator[str]:
-    """Select the Debian suite with this Python, else the closest for which this torch has a wheel."""
+    """Choose the Debian suite with the environment's Python version. If this torch has no wheel for it, or no suite has
+    it, choose the suite with the closest Python version for which this torch has a wheel."""
     python = ".".join(held.python.version.split(".")[:2])
     fits = [suite for suite in database.suites().values() if release is None or suite.python in release.pythons]
     suite = min(fits or database.suites().values(), key=lambda suite: _distance(suite.python, python))
     if suite.python != python:
-        yield f"# The {kind} has Python {python}: no Debian suite has it with this torch. Use a base image by digest."
-    yield f"base: {{bootstrap: {suite.name}}}  # Debian; other contents of its base were not read"
+        yield f"# The {kind} has Python {python}, which no Debian suite has together with this torch."
+        yield "# To keep it, use a base image by digest."
+    yield f"base: {{bootstrap: {suite.name}}}  # Debian; the base's other contents were not read"
     yield f'python: "{suite.python}"'
 
 
@@ -83,7 +85,7 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str)
     if release is None:
         unknown = ", ".join(f"{name} {found[name]}" for name in found if name != "torch")
         if unknown:
-            yield f"# envbuild's facts do not have torch {version}, so these are not pinned: {unknown}"
+            yield f"# envbuild's facts do not contain torch {version}, so these are not pinned: {unknown}"
         return
     required = {**release.expands_to, **release.pins}
     other: dict[str, tuple[str, str]] = {}
@@ -102,8 +104,8 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str)
 
 
 def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
-    """Return the pinned packages, and those that cannot be named in a profile, with the reason. Packages that torch or
-    another package requires are left out: the lock adds them."""
+    """Return the packages to list with their versions, and those that a profile cannot list, with the reason. Packages
+    that torch or another package requires are left out: the lock adds them."""
     installed = {canonicalize_name(name): version for name, version in held.installed.items()}
     needs: dict[str, set[str]] = {name: set() for name in installed}
     for who, wanted in library_and_distribution_findings.held_requirements(held):
@@ -113,7 +115,7 @@ def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
     named, left = [], []
     for name in sorted(
         installed, key=lambda name: (name in needed, name)
-    ):  # in a cycle of requirements, the first package is listed for all
+    ):  # of packages that require each other in a cycle, only the first is listed
         if name not in covered:
             covered |= _closure(needs, {name})
             text = f"{name}=={installed[name]}"

@@ -23,8 +23,8 @@ class KnownAdvisoryRow(AdvisoryRow):
 
 @dataclass(frozen=True)
 class AdvisoryList:
-    """The document of `advisories`. `profile`, `gpu`: what NAME means. `state` of each: its effect where it applies, or
-    for a profile, its effect on the profile."""
+    """The document of `advisories`. `profile`, `gpu`: the profile or the GPU that NAME means. `state` of an advisory:
+    its effect where it applies; if NAME is a profile, its effect on this profile."""
 
     profile: str | None
     gpu: str | None
@@ -35,8 +35,9 @@ class AdvisoryList:
 @click.argument("name", required=False, metavar="[NAME]")
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """List every advisory: id, severity, the fault and its fix. With the name of a GPU, only those that may apply on
-    it. With the name of a profile, those that apply to its versions; a name of both, such as h20, means the GPU.
+    """List every advisory: id, severity, the fault and its fix. With the name of a GPU, list those that may apply on
+    this GPU. With the name of a profile, list those that apply to its versions. If a GPU and a profile have the same
+    name, such as h20, it means the GPU.
 
     Example: envbuild advisories
     Example: envbuild advisories h20
@@ -63,7 +64,7 @@ def _row(item: Advisory) -> KnownAdvisoryRow:
 
 
 def _of(name: str) -> AdvisoryList:
-    """Return the GPU or the profile that a name means. Raises UsageError for any other name."""
+    """Return the advisories for the GPU or the profile that a name means. Raises UsageError for any other name."""
     found = gpu_name_lookup.candidates(name)
     if len(found) > 1:
         raise UsageError(f"{name!r} is the name of several GPUs: {', '.join(gpu.id for gpu in found)}")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # auditing an environment must not import the engine's client
 @click.command("audit", short_help="List what an image or environment contains and what is wrong.")
 @click.argument("image", required=False)
 @click.option("--python", "python", metavar="PATH", help="Audit this interpreter, or the environment in this folder.")
-@click.option("--here", is_flag=True, help="Audit the environment of this shell: its active one, or python3 on PATH.")
-@click.option("--profile", "name", metavar="NAME", help="Judge by this profile's GPUs and lock.")
+@click.option("--here", is_flag=True, help="Audit the shell's active environment, else that of python3 on PATH.")
+@click.option("--profile", "name", metavar="NAME", help="Compare with this profile's GPUs and lock.")
 @judged_gpus_option
 @json_option
 def command(
@@ -40,11 +40,11 @@ def command(
 ) -> None:
     """Show which CUDA libraries, torch and distributions are installed and loaded, and what is wrong with them.
 
-    Does not look at evidence: that is status, and verify for an image in a registry. Needs no GPU; --here and --python
-    need no Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for
-    its own profile. Exit 5: a defect, or a known fault that refuses these versions. Exit 3: torch is not
-    installed; the libraries and distributions are still listed. --here
-    means the environment of this shell; if that is envbuild's own, without torch, the next python3 on PATH.
+    Evidence is not checked: use status, or verify for an image in a registry. Needs no GPU; --here and --python need no
+    Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for the
+    profile it was built from. Exit 5: a defect, or a known fault that refuses these versions. Exit 3: torch is not
+    installed; the libraries and distributions are still listed. --here skips envbuild's own environment if that has no
+    torch, and takes the next python3 on PATH.
     Example: envbuild audit --here --gpu h100
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
@@ -133,8 +133,8 @@ def _expected(name: str) -> Expected:
 
 
 def _labelled(image: Image) -> Expected | None:
-    """Return what to expect by the profile whose lock the image's label names; None if no known profile has that
-    lock."""
+    """Return what to compare an image with: the profile whose lock the image's label names. None if no known profile
+    has that lock."""
     label = image.labels.get(LOCK_LABEL)
     for name in profile_and_lock_name_lookup.profile_names() if label else ():
         try:

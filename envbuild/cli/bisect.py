@@ -26,7 +26,7 @@ _EXAMPLE = "envbuild bisect h20 --pin cublas --probe gemm.crash --from 12.1.3.1 
 
 @click.command("bisect", short_help="Find the package version that fixes or causes a failure.")
 @profile_argument("name")
-@click.option("--pin", metavar="NAME", help="The pin to vary, required: cublas, torch, a package of the profile, ...")
+@click.option("--pin", metavar="NAME", help="Required. The pin to vary: cublas, torch, a package of the profile, ...")
 @click.option("--probe", metavar="NAME", help="The probe of the self-test that decides.")
 @click.option(
     "--script", type=click.Path(path_type=Path), metavar="FILE",
@@ -69,11 +69,11 @@ def command(
         bounds = f"--from {version.strip(' =<>~!,') or '12.4.5.8'}"
         raise UsageError(f"--pin takes a name without a version: {pin}", hint=f"--pin {given} {bounds}")
     if probe and script:
-        raise UsageError("--probe and --script are two things that decide: give one of --probe and --script")
+        raise UsageError("--probe and --script exclude each other: give one of --probe and --script")
     if oldest and newest and Version(oldest) > Version(newest):
         raise UsageError(f"--from is newer than --to: {oldest}, {newest}", hint=f"--from {newest} --to {oldest}")
     if probe is None and script is None:
-        raise UsageError("say what decides: --probe NAME or --script FILE", hint=_EXAMPLE)
+        raise UsageError("no test given: use --probe NAME or --script FILE", hint=_EXAMPLE)
     probe_catalogue_reader.refuse_unknown([probe] if probe else [])
     from envbuild.pipeline import version_bisection  # not for --help
 

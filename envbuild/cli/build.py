@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command("build", short_help="Build the image only, without a self-test.")
 @profile_argument("names", nargs=-1, required=True)
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
-@click.option("--no-cache", is_flag=True, help="Make every layer again, also those that are known.")
+@click.option("--no-cache", is_flag=True, help="Make every layer again, even if it is cached.")
 @requirements_option
 @builder_option
 @accept_old_option
@@ -38,9 +38,9 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Build the image of each profile and tag it with its lock; no self-test, no evidence.
+    """Build the image of each profile, and tag it with the id of its lock. Run no self-test, and write no evidence.
 
-    To test it afterwards: envbuild test NAME --record.
+    To test the image afterwards: envbuild test NAME --record.
 
     Example: envbuild build cpu
     """

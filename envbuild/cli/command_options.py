@@ -1,4 +1,4 @@
-"""The commands' common options and arguments, and the checks of their values."""
+"""Options and arguments that several commands share, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ else:  # this type does not exist in older releases of click
     _Choice = click.Choice
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MOST = 64  # nodes of one job
+_MOST = 64  # maximum number of nodes in one job
 _EXAMPLES = {"slurm": "partition=gpu", "kubernetes": "namespace=proofs"}
 
 
 def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
-    """A profile's name or path, or several; shells complete the names."""
+    """Add an argument that takes the name or path of a profile, or of several profiles. Shells complete the names."""
     if attributes.get("nargs") == -1:
         attributes["metavar"] = "NAME..." if attributes.get("required") else "[NAME...]"
     return click.argument(argument, shell_complete=_profiles, **attributes)
@@ -57,8 +57,8 @@ def pin_option(function: F) -> F:
 def requirements_option(function: F) -> F:
     return click.option(
         "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="Also lock what a project's requirements.txt or pyproject.toml names, under the profile's pins. The "
-        "result is the profile NAME-FOLDER, after the project's folder.",
+        help="Also lock the packages in a project's requirements.txt or pyproject.toml. The profile's pins still "
+        "apply. The result is a profile NAME-FOLDER, named after the project's folder.",
     )(function)  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def gpus_option(function: F) -> F:
 
 
 def judged_gpus_option(function: F) -> F:
-    """`gpus`: the models to judge an environment for; empty for this machine's."""
+    """Add --gpu as the parameter `gpus`: the GPU models to judge an environment for. Empty: those of this machine."""
     return click.option(
         "--gpu", "gpus", multiple=True, metavar="MODEL", callback=_known_gpus,
         help="Judge for this GPU model, such as h20, instead of this machine's; may be repeated.",
@@ -183,8 +183,8 @@ def _known_gpus(context: click.Context, parameter: click.Parameter, names: tuple
 
 
 def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Return the ids of the GPU models that an option names; a name that the facts do not contain is returned
-    unchanged."""
+    """Return the id of the GPU model that an option names, or a tuple of ids for several names. A name that the facts
+    do not contain is returned unchanged."""
     if isinstance(value, tuple):
         return tuple(gpu_model(context, parameter, one) for one in value)
     if value is None:
@@ -228,7 +228,7 @@ def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str,
 
 
 def _pairs(values: tuple[str, ...], form: str, example: str) -> dict[str, str]:
-    """Parse KEY=VALUE options. Raises BadParameter with all values of a different form."""
+    """Parse options of the form KEY=VALUE. Raises BadParameter, which lists all values of a different form."""
     found = [value.partition("=") for value in values]
     if wrong := [repr("".join(parts)) for parts in found if not (parts[0] and parts[2])]:
         raise click.BadParameter(f"{', '.join(wrong)}: write {form}, as in {example}")

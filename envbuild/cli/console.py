@@ -1,4 +1,4 @@
-"""What the commands print: results on stdout, progress on stderr, and documents of `--json`."""
+"""Prints the output of commands: results and JSON documents on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def emit(document: object) -> None:
 
 
 def listener() -> Listener:
-    """Return the console; in a process that `make A B C` started, the pipe to that command."""
+    """Return a console. In a child process of `make A B C`, return the pipe to the parent process instead."""
     from envbuild.pipeline import progress_events  # not for --help
 
     return progress_events.listener_of_parent() or Console()
@@ -45,9 +45,10 @@ class Console:
     """Shows events as lines on stderr: steps, and the probes of a self-test. In a terminal, the running step also shows
     its current activity.
 
-    `results`: the probes' results are the command's output. Each is printed as a line on stdout as soon as its probe
-    has ended; stderr gets only a live table, which disappears at the end, so that a log of both streams contains each
-    probe once. `write`: receives each line instead of stderr; then there is no live display."""
+    `results`: whether the results of the probes are the output of the command. If so, each is printed on stdout as soon
+    as its probe has ended. stderr then shows only a live table, which disappears at the end, so that a log of both
+    streams contains each probe once. `write`: a function that receives each line instead of stderr; there is then no
+    live display."""
 
     def __init__(
         self, results: bool = False, verbose: bool = False, write: Callable[[str], None] | None = None
@@ -100,7 +101,7 @@ class Console:
             self._print_result(result)
 
     def _print_above(self, line: str) -> None:
-        """Print a line above the live part of the terminal. The terminal wraps a long line."""
+        """Print a line above the live display. A long line is wrapped by the terminal."""
         from rich.text import Text
 
         self._rich.print(Text(line), soft_wrap=True)
@@ -124,7 +125,7 @@ class Console:
         self._live.update(shown)
 
     def _probe_table(self) -> Live | None:
-        """Show a table of probes in a terminal, instead of the line with the current activity."""
+        """Return the live table of probes. In a terminal, it replaces the line with the current activity; else None."""
         if self._live and not self._probes:
             from envbuild.cli import probe_result_display  # not for --help
 
@@ -157,8 +158,8 @@ class Console:
         self._write(f"  {step.name:<13} {done:>10}  {printable(step.note)}")
 
     def _abort(self) -> None:
-        """Stop a step that failed. Before the error is printed, keep the finished part of its output, and name what was
-        running."""
+        """Stop the display of a step that failed. Before the error is printed, print the results of the finished
+        probes, and name the probe that was running."""
         self._give_back()
         if self._results:
             self.results(self._ended)
@@ -168,7 +169,7 @@ class Console:
             self.say(f"interrupted during {name}")
 
     def _give_back(self) -> None:
-        """Stop the live display; then print the output of failed scripts, which does not fit into the table."""
+        """Stop the live display, and print the output of a failed script, which does not fit into the table."""
         if self._live:
             self._live.stop()
         if self._probes:

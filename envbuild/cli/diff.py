@@ -44,7 +44,9 @@ def command(a: str, b: str, files: bool, as_json: bool) -> None:
     Example: envbuild diff a100.json v100.json
     """
     if _is_fingerprint(a) != _is_fingerprint(b):
-        raise UsageError("a fingerprint is compared with another one", hint="envbuild diff a100.json v100.json")
+        raise UsageError(
+            "a fingerprint can only be compared with a fingerprint", hint="envbuild diff a100.json v100.json"
+        )
     if files and not (_is_image(a) and _is_image(b)):
         raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
     if _is_fingerprint(a):

@@ -26,7 +26,7 @@ from envbuild.util.yaml_and_project_paths import display
 
 @dataclass(frozen=True)
 class FilledFile:
-    """A file of Markdown: the numbers of its blocks, and of those that were changed."""
+    """A Markdown file. `blocks`: the number of its generated blocks; `changed`: how many of them were changed."""
 
     file: str
     state: Literal["current", "written"]
@@ -46,7 +46,8 @@ class FilledFiles:
 @click.option("--check", is_flag=True, help="Only check: exit 8 if a block is out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Update generated blocks in Markdown files. A block is the text between two comments, each on a line of its own.
+    """Update generated blocks in Markdown files. A block is the text between one of these comments and the comment that
+    ends it, each on a line of its own.
 
     \b
     <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and the proof:
@@ -59,7 +60,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
                                          next to the document
     <!-- envbuild:end -->
 
-    Reads and checks all files before it writes one.
+    All files are read and checked before the first is written.
     Example: envbuild docs README.md
     Example: envbuild docs --check README.md
     """
@@ -118,7 +119,7 @@ def _filled(document: _Document) -> tuple[str, list[Block]]:
 
 def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
     for block in changed:
-        message = f"envbuild:{block.kind} {','.join(block.names)} is not what the profiles and locks give"
+        message = f"envbuild:{block.kind} {','.join(block.names)} does not match the profiles and locks"
         yield Fault(message, display(document.file), block.first + 1)
 
 
@@ -137,7 +138,7 @@ def _content(block: Block, folder: Path) -> str:
     return "\n".join(f"```\n{text}```" for text in texts)
 
 
-_EVIDENCE = "evidence"  # the folder next to a document that a reader can check
+_EVIDENCE = "evidence"  # the folder next to a document with the statements that its readers can check
 
 
 def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:
@@ -158,7 +159,8 @@ def _row(
 
 
 def _locked(name: str) -> tuple[LoadedProfile, plan_resolver.Plan, lock_file.Lock]:
-    """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
+    """Return a profile, its plan and its lock. Raises OutOfDate if the lock is missing or does not match the profile,
+    since a document must not contain wrong versions."""
     loaded = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(loaded)
     return loaded, plan, lock_file.current_lock(loaded, plan)

@@ -111,7 +111,8 @@ def _cluster(source: str) -> tuple[list[Check], ClusterDocument]:
 
 
 def _failed(checks: Sequence[Check], name: str | None) -> list[Check]:
-    """The failed checks; with --for, only the check of the profile: a broken GPU does not matter to a CPU profile."""
+    """Return the failed checks. With --for, only the check `profile` counts, since a broken GPU does not matter for a
+    CPU profile."""
     return [check for check in checks if check.status == "fail" and (name is None or check.id == "profile")]
 
 
@@ -130,8 +131,8 @@ _FEW = 2
 
 
 def _folded(checks: Sequence[Check]) -> Iterator[Check]:
-    """Replace skipped checks of one kind by a single line if they have the same reason, such as all gpu.* without a
-    GPU."""
+    """Replace several skipped checks of one kind that have the same reason by one. So on a machine without a GPU, all
+    checks gpu.* become one line."""
     reasons = Counter(map(_kind, checks))
     shown: set[tuple[str, str]] = set()
     for check in checks:

@@ -1,4 +1,4 @@
-"""The documents of `--json`, and their JSON Schemas, which are made from the types of the documents."""
+"""Lists the types of all documents that commands print with --json, and derives their JSON Schemas from the types."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "verify": (VerdictDocument,),
     "--version": (Versions,),
 }
-"""The types of the documents of each command. `export schema` has none: it prints a schema."""
+"""Command -> the types of its documents. `export schema` is missing, since it prints a schema."""
 SEVERAL = frozenset(
     {
         "build",
@@ -95,14 +95,14 @@ SEVERAL = frozenset(
     }
     - {"export selftest"}
 )
-"""The commands that give {"profiles": [...]} for several profiles."""
+"""The commands whose document for several profiles is {"profiles": [...]}."""
 
 
 def document_schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of a command's document.
+    """Return the JSON Schema of a command's document.
 
-    The document has every key, unless the command failed: then it has `error`, and the keys that were known. If a
-    profile is refused, the document of any command may also contain `profile` and `advisories`.
+    The document of a successful command has every key. The document of a failed command has `error`, and those keys
+    whose values were known. If a profile is refused, it may also contain `profile` and `advisories`.
     """
     kinds = (*DOCUMENTS[name], ErrorDocument, AdvisoryRow)
     _, made = TypeAdapter.json_schemas([(kind, "validation", TypeAdapter(kind)) for kind in kinds])
@@ -134,7 +134,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _closed(definition: dict[str, Any]) -> dict[str, Any]:
-    """An object with its keys alone, all of them required."""
+    """Return the schema of an object with all its keys required and other keys forbidden."""
     if "properties" not in definition or "additionalProperties" in definition:
         return definition
     return {**definition, "required": list(definition["properties"]), "additionalProperties": False}

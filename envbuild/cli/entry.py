@@ -1,4 +1,5 @@
-"""The command line: groups of commands, loaded only when called; errors caught once, here."""
+"""The entry point of the command line. It imports a command only when that is called, and reports the errors of all
+commands."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from envbuild.util.errors import (
     printable,
 )
 
-# Short help stands here so that `--help` imports nothing else; a test compares it with each command's own.
+# The short help is repeated here, so that `--help` imports no command. A test compares it with each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Make an image": {
         "make": "Make a verified image of a profile or GPU: lock, build, self-test.",
@@ -66,7 +67,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Names of the release before, and what took their place. They work for one more release.
+# Command names of the previous release -> the names that replaced them. The old names work for one more release.
 OLD_NAMES: Mapping[str, str] = {
     "bundle export": "save",
     "bundle import": "load",
@@ -107,14 +108,14 @@ class _Lazy(click.Group):
             raise click.UsageError(message, context) from None
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command. A reader that closes stdout early, such as `head`, causes no failure; one that closes stderr
-        stops the command."""
+        """Run the command. A reader such as `head` may close stdout early: the command does not fail. If the reader of
+        stderr closes it, the command stops."""
         try:
             return super().invoke(context)
         except BrokenPipeError:
             if _reader_left(sys.stderr) or not _reader_left(sys.stdout):
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is written at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output at exit
             return None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -124,7 +125,7 @@ class _Lazy(click.Group):
 
 
 def _with_new_name(args: list[str], *, quiet: bool) -> list[str]:
-    """Replace an old name of a command, with its options, and print the new one on stderr unless `quiet`."""
+    """Replace an old name of a command, and its old options. Print the new name on stderr, unless `quiet`."""
     old = next((old for words in (2, 1) if (old := " ".join(args[:words])) in OLD_NAMES), None)
     if old is None:
         return args
@@ -139,7 +140,8 @@ def _with_new_name(args: list[str], *, quiet: bool) -> list[str]:
 
 
 def _with_new_option(word: str, options: Mapping[str, str]) -> list[str]:
-    """A word of the command line, with an old short option replaced. Its value may be part of the word."""
+    """Return a word of the command line, with an old short option replaced. The option's value may be part of the word,
+    and is then returned as a second word."""
     old = next((old for old in options if word.startswith(old)), None)
     return [word] if old is None else [options[old], *filter(None, [word[len(old) :]])]
 
@@ -192,8 +194,9 @@ def _log_options() -> list[click.Parameter]:
 
 
 def _complete(command: click.Command) -> None:
-    """Add to a command, and to all below it, the log options, so that they may stand last, and its list of examples."""
-    if not any("--debug" in parameter.opts for parameter in command.params):  # a command is loaded once
+    """Add the log options to a command and to all its subcommands, so that they can be given after the other options.
+    Add the list of examples to its help."""
+    if not any("--debug" in parameter.opts for parameter in command.params):  # not if it was done already
         command.params += _log_options()
         command.help = _with_list_of_examples(command.help or "")
     for below in getattr(command, "commands", {}).values():
@@ -212,7 +215,8 @@ def _with_list_of_examples(text: str) -> str:
 _EXAMPLE = "Example: "
 
 
-# True of every command: files get their names last, and a step that has ended is found again.
+# This is true for every command: a file gets its final name only when it is complete, and the next run finds finished
+# steps.
 _INTERRUPTED = "interrupted: no file is half-written, and finished steps are kept; run the same command again"
 
 
@@ -238,18 +242,19 @@ _complete(cli)
 
 
 def main() -> None:
-    """Run the command line; the process' only exit."""
-    gc.set_threshold(100_000, 50, 50)  # what start-up makes stays: to look through it often takes a tenth of the time
+    """Run the command line, and exit with its exit code."""
+    # Objects from start-up stay in use: with the default threshold, searching them for garbage takes 10% of the time.
+    gc.set_threshold(100_000, 50, 50)
     signal.signal(signal.SIGTERM, _interrupted)
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # of a job in the background it is ignored
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a background job ignores SIGINT
         signal.signal(signal.SIGINT, _interrupted)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; under nohup it is ignored
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal is closed; nohup ignores it
         signal.signal(signal.SIGHUP, _hung_up)
     wants_json = "--json" in sys.argv[1:]
     try:
         _keep_log()
         done = cli.main(standalone_mode=False)
-        code = done if type(done) is int else 0  # the exit code that a command gave to click
+        code = done if type(done) is int else 0  # the exit code that a command passed to click
     except click.exceptions.Exit as exited:
         code = exited.exit_code
     except click.exceptions.NoArgsIsHelpError as error:

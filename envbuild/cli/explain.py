@@ -12,7 +12,8 @@ from envbuild.util.errors import printable
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a bug report.")
 @json_option
 def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """Find the cause of a crash in a log: its lines, the confidence, the fix, and the command that proves it.
+    """Find the cause of a crash in a log. Print the cause, the log lines that show it, the confidence, the fix, and the
+    command that proves the fix.
 
     Reads any mix of a traceback, the output of torchrun, NCCL, the kernel (Xid), a debugger and collect_env; - is
     standard input. Several files, or all files in a folder, are read as the logs of one run; gzip files are

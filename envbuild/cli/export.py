@@ -34,8 +34,8 @@ Content = Callable[[LoadedProfile, Lock], str]
 def command() -> None:
     """Write files for other tools: for machines without envbuild, for CI systems and for editors.
 
-    Files for package managers and containers need no envbuild afterwards. Each says in comments which pins hold and
-    which the tool cannot hold.
+    Package managers and containers use these files without envbuild. Comments in each file list the pins that take
+    effect, and those that the tool cannot enforce.
 
     Example: envbuild export requirements h20
     Example: envbuild export ci github h20
@@ -43,8 +43,11 @@ def command() -> None:
 
 
 def _lock_command(name: str, short_help: str, file_name: str) -> Callable[[Content], Content]:
-    """A command that writes one file for each profile, with the text that the decorated function returns; its docstring
-    is the help. `file_name`: by default, with a place for the profile's name."""
+    """Return a decorator that adds a subcommand of `export`. The command writes one file for each profile, with the
+    text that the decorated function returns. The docstring of this function is the command's help.
+
+    `file_name`: the default name of the file, with {} for the profile's name.
+    """
 
     def add(content: Content) -> Content:
         @command.command(name, short_help=short_help, help=content.__doc__)
@@ -73,8 +76,8 @@ def _requirements(loaded: LoadedProfile, locked: Lock) -> str:
 def _constraints(loaded: LoadedProfile, locked: Lock) -> str:
     """Write the locked versions as constraints, to keep them while other packages are installed.
 
-    pip refuses a constraint that contradicts what torch requires, so overrides are left out. The file has the commands
-    that keep them.
+    pip refuses a constraint that contradicts what torch requires, so overrides are left out. Comments in the file
+    contain the commands that keep the overridden versions.
 
     Example: envbuild export constraints h20
     Example: pip install -c constraints-h20.txt transformers
@@ -96,7 +99,8 @@ def _uv(loaded: LoadedProfile, locked: Lock) -> str:
 def _poetry(loaded: LoadedProfile, locked: Lock) -> str:
     """Write the locked versions as a project of Poetry.
 
-    Poetry cannot override what torch requires. Overrides are left out; the file has the command that installs them.
+    Poetry cannot override what torch requires, so overrides are left out. A comment in the file contains the command
+    that installs the overridden versions.
 
     Example: envbuild export poetry h20 -o h20/pyproject.toml
     Example: poetry install --project h20
@@ -139,7 +143,7 @@ def _apptainer(loaded: LoadedProfile, locked: Lock) -> str:
 
 @_lock_command("devcontainer", "Write a devcontainer.json for editors.", "devcontainer-{}.json")
 def _devcontainer(loaded: LoadedProfile, locked: Lock) -> str:
-    """Write a devcontainer.json that builds the file of `export dockerfile` in its folder.
+    """Write a devcontainer.json that builds the Dockerfile which `export dockerfile` wrote into the same folder.
 
     Example: envbuild export devcontainer h20 -o .devcontainer/devcontainer.json
     Example: envbuild export dockerfile h20 -o .devcontainer/Dockerfile-h20
@@ -151,9 +155,9 @@ def _devcontainer(loaded: LoadedProfile, locked: Lock) -> str:
 def _check(loaded: LoadedProfile, locked: Lock) -> str:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
-    It needs Python 3.9 and torch, and checks versions, loaded libraries, the GPU and the quick probes. Exit 5 prints
-    the remedy. With --no-probes the file compares versions, library files, driver and GPU model, without torch, in
-    under two seconds.
+    The file needs Python 3.9 and torch. It checks versions, loaded libraries and the GPU, and runs the probes of level
+    quick. If a check fails, it prints the fix and exits with 5. With --no-probes it compares only versions, library
+    files, driver and GPU model, without torch and in under two seconds.
 
     Example: envbuild export check h20
     Example: python check-h20.py --no-probes
@@ -192,9 +196,10 @@ def selftest_command(file: Path | None, as_json: bool) -> None:
 def ci_command(
     system: str, name: str, image: str | None, install: str | None, file: Path | None, as_json: bool
 ) -> None:
-    """Write a job for a CI system: verify a profile's image by policy.yaml, then run in it by digest.
+    """Write a job for a CI system. The job verifies a profile's image by policy.yaml, then runs in that image, which it
+    names by digest.
 
-    Writes nothing unless the job would install a fixed commit or file of envbuild.
+    Writes nothing unless the job installs envbuild from a fixed commit or a wheel with a hash.
 
     Example: envbuild export ci gitlab h20 --image registry.example/h20 -o .gitlab-ci.yml
     """
@@ -225,7 +230,7 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
     """Write the image of a profile's lock as an OCI image layout: a folder, or one file that ends with .tar.
 
     Writes the layers from the locked files. Needs no engine, and does not run the self-test: the image is
-    unverified. The same lock gives the same image. In an existing layout, the layers that are there stay.
+    unverified. The same lock gives the same image. If the layout exists already, its layers are kept.
 
     Example: envbuild export oci cpu images
     Example: skopeo copy oci:images:cpu docker://registry.example/cpu:1
@@ -243,7 +248,7 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
 @command.command("schema", short_help="Write the JSON Schema of profiles, or of a command's --json.")
 @click.option(
     "--document", "document", metavar="COMMAND",
-    help='Of the document that this command writes with --json instead: make, "export check", --version, ...',
+    help='Write the schema of the document that this command prints with --json: make, "export check", --version, ...',
 )  # fmt: skip
 @output_option("stdout")
 @json_option
@@ -271,9 +276,10 @@ def _document_schema(name: str) -> Mapping[str, Any]:
 
 
 def _write_for_locks(names: tuple[str, ...], file: Path | None, default: str, content: Content, as_json: bool) -> None:
-    """Write one file for each profile. `default`: its name, with a place for the profile's."""
+    """Write one file for each profile. `default`: the name of a file, with {} for the profile's name; used if `file` is
+    None."""
     if file and len(names) > 1:
-        raise UsageError("-o names one file, but several profiles are given", hint="leave it out")
+        raise UsageError("-o names one file, but several profiles are given", hint="leave out -o")
     output_files.prepare(file, as_json=as_json)
 
     def write(name: str) -> ExportedFile:
@@ -292,7 +298,7 @@ def _locked(name: str) -> tuple[LoadedProfile, Lock]:
 def _write(
     file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None
 ) -> ExportedFile:
-    """Write a file and print its name, unless `as_json`; return the document about it."""
+    """Write a file, and return the document about it. Print its name, unless `as_json`."""
     output_files.write(file, content)
     if not as_json and file != output_files.STDOUT:
         click.echo(display(file))

@@ -1,4 +1,4 @@
-"""The documents of the commands below `export`."""
+"""The JSON documents of the subcommands of `export`."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from envbuild.util.json_output_types import Digest
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """The document of `export check`, `selftest`, and the files for package managers and containers. `selftest`: the id
-    of this envbuild's self-test; `digest`: of the file."""
+    """The document of `export check`, `export selftest`, and the exports for package managers and containers.
+    `selftest`: the id of this envbuild's self-test. `digest`: the digest of `file`."""
 
     profile: str | None
     lock: Digest | None
@@ -19,7 +19,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class CiJob:
-    """The document of `export ci`. `text`: the job; `file`: what it was written to."""
+    """The document of `export ci`. `text`: the job. `file`: the file with the job, null if none was named."""
 
     profile: str
     system: str

@@ -1,4 +1,4 @@
-"""`envbuild diff` of two fingerprints: where the numbers of two GPUs part."""
+"""Prints the result of `envbuild diff` for two fingerprints: where the results of two GPUs diverge."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ _ROW = "{:<24} {:<15} {:<10} {:>9} {:>9} {:>9} {:>9}"
 
 
 def show_difference(a: Path, b: Path, as_json: bool) -> None:
-    """Print the first operation where two fingerprints part, by how much, and whether that is rounding or a fault.
+    """Print the first operation where two fingerprints diverge, by how much, and whether that is rounding or a fault.
 
     Raises FingerprintError for an invalid file, UsageError for two files that cannot be compared.
     """
@@ -35,7 +35,9 @@ def _lines(result: Comparison) -> Iterator[str]:
     if result.first:
         yield from _pass_lines("first", result.first)
     if result.growth:
-        yield from _pass_lines("right on golden input, wrong on what came before", result.growth)
+        yield from _pass_lines(
+            "correct on golden input, wrong on the output of the operations before it", result.growth
+        )
     yield from (f"note: {note}" for note in result.notes)
     differing = [found for row in result.rows for found in row.passes if found.kind != fingerprint_comparison.IDENTICAL]
     if differing:
@@ -48,7 +50,7 @@ def _lines(result: Comparison) -> Iterator[str]:
 
 def _pass_lines(title: str, found: Pass) -> Iterator[str]:
     yield f"{title}: {found.op}, {found.name}: {found.kind}, {found.apart:.2g} apart"
-    yield from (f"  {name}: {side.reason or 'within its bound'}" for name, side in found.sides.items() if found.off)
+    yield from (f"  {name}: {side.reason or 'within its tolerance'}" for name, side in found.sides.items() if found.off)
 
 
 def _row(found: Pass) -> str:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 @click.command("fix", short_help="Show or run the commands that fix an environment.")
 @click.argument("logs", metavar="[LOG...]", nargs=-1)
 @click.option("--python", metavar="ENV", help="An interpreter, or the folder of an environment.")
-@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
-@click.option("--apply", "applied", is_flag=True, help="Run the commands, keep what they replace, and test the result.")
+@click.option("--here", is_flag=True, help="The shell's active environment, else that of python3 on PATH.")
+@click.option(
+    "--apply", "applied", is_flag=True, help="Run the commands, keep the replaced files, and test the result."
+)
 @click.option("--undo", is_flag=True, help="Restore every file that the last --apply replaced.")
 @judged_gpus_option
 @json_option
@@ -39,12 +41,12 @@ def command(
 ) -> None:
     """Find what is wrong with an environment and print the exact commands of pip, uv or conda that fix it.
 
-    Audits the environment for the GPUs of --gpu, else those in the logs, else this machine's. Shows which library file
-    is loaded now and afterwards. --here, the default, is the environment of this shell.
+    Audits the environment for the GPUs of --gpu, else for those in the logs, else for this machine's. Shows which
+    library file is loaded now, and which after the fix. --here is the default.
 
-    Only --apply changes anything. It works in virtual environments and uv projects. In conda it changes only what pip
-    installed; for packages that conda installed, the commands are printed. --undo takes the same --here or --python as
-    --apply. The exit code is 0 whether there is something to fix or not.
+    Only --apply and --undo change files. --apply works in virtual environments and uv projects. In conda it changes
+    only packages that pip installed; for packages that conda installed, the commands are printed. --undo takes the same
+    --here or --python as --apply. The exit code is 0 whether there is something to fix or not.
 
     Example: envbuild fix train.log --here
     Example: envbuild fix --here --gpu h20
@@ -77,7 +79,8 @@ def command(
 
 
 def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:
-    """Run the plan, check which files are loaded then, and run the probes. Return the document with the results."""
+    """Run the plan, check which library files are loaded afterwards, and run the probes. Return the document with the
+    results."""
     from envbuild.repair import repair_run
     from envbuild.testrun import json_test_report
     from envbuild.util.json_output_types import plain
@@ -86,7 +89,7 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         click.echo(printable(f"  {text}"), err=True)
 
     repair_run.require_changeable(plan, held)
-    say(f"needs about {repair_run.needed_space(plan, held) / 1e6:.0f} MB of disk; replaced files stay until --undo")
+    say(f"needs about {repair_run.needed_space(plan, held) / 1e6:.0f} MB of disk; replaced files are kept until --undo")
     backup = repair_run.apply_repair(plan, held, say)
     _, after = audit_command.collect_from_environment(plan.target)
     document = replace(document, state="fixed", backup=str(backup.folder))
@@ -131,11 +134,11 @@ def _undo(python: str | None, as_json: bool) -> None:
     restored = f"Restored: {', '.join(sorted(names))}" if names else "No distribution was changed by the repair."
     click.echo(printable(restored))
     for file in left:
-        click.echo(printable(f"Left as it is, because it was changed since: {file}"))
+        click.echo(printable(f"Not restored, because it was changed after --apply: {file}"))
 
 
 def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
-    """Return the explanation of the logs; None if there are none."""
+    """Return the explanation of the logs; None if no log is given."""
     if not logs:
         return None
     from envbuild.explain import cause_ranking, log_files_and_folders_reader
@@ -149,8 +152,8 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
 def planned_repair(
     found: Explanation | None, python: str | None, gpus: Sequence[Gpu], *, files_only: bool = False
 ) -> tuple[RepairPlan, Holdings]:
-    """Return the repair plan for an environment, and its contents. `gpus`: the GPUs to judge it for, see
-    expected_hardware_from. Raises FileError if it has no torch."""
+    """Return the repair plan for an environment, and the environment's contents. `gpus`: the GPUs to judge it for, as
+    for expected_hardware_from. Raises FileError if torch is not installed there."""
     from envbuild.audit import environment_audit
     from envbuild.repair import repair_plan, required_changes
 
@@ -164,8 +167,11 @@ def planned_repair(
 
 
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:
-    """Return the command that tests the fix in the plan's environment, in a list that is empty without a probe to run,
-    and the profile of the diagnosed GPU; None if it has none, and the command has NAME instead."""
+    """Return the command that tests the fix in the plan's environment, and the profile that it uses.
+
+    The command is in a list, which is empty if no probe can test the fix. The profile is that of the diagnosed GPU. If
+    this GPU has no profile, None is returned, and the command contains NAME instead.
+    """
     from envbuild.profile import profile_and_lock_name_lookup
 
     known = profile_and_lock_name_lookup.profile_names()

@@ -33,7 +33,7 @@ class NewProfile:
 )  # fmt: skip
 @json_option
 def command(name: str, parent: str | None, image: str | None, python: str | None, as_json: bool) -> None:
-    """Write profiles/NAME.yaml, a commented profile that extends another one, or that lists the contents of an image or
+    """Write profiles/NAME.yaml, a commented profile. It extends another profile, or lists the contents of an image or
     an environment. Without an option, NAME is a GPU that has no profile yet.
 
     An existing file is never replaced.
@@ -53,7 +53,7 @@ def command(name: str, parent: str | None, image: str | None, python: str | None
         raise UsageError(f"{name!r} cannot be used in an image name: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
-        raise UsageError(f"{display(file)} exists already", hint="choose another name, or edit it")
+        raise UsageError(f"{display(file)} exists already", hint="choose another name, or edit the file")
     if image is not None:
         text = _from_image(name, image)
     elif python is not None:
@@ -69,7 +69,7 @@ _AS_IN = "envbuild init myproject --from h20"
 
 
 def write_for_gpu(gpu: str) -> Path:
-    """Write the profile of a known GPU that has none; return its file."""
+    """Write a profile for a known GPU that has none, and return the file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     write_within(Path.cwd(), file, starter_profile.for_gpu(gpu))
     return file
@@ -83,8 +83,8 @@ def _written(file: Path, as_json: bool) -> None:
 
 
 def _gpu(name: str) -> str:
-    """Return the id of the GPU that NAME means and that has no profile. For other names, raise an error with the
-    reason."""
+    """Return the id of the GPU that `name` means, if it has no profile. Raises an error with the reason if it has one,
+    or if `name` is not a GPU."""
     try:
         there = profile_and_lock_name_lookup.meant(name)
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
@@ -95,7 +95,7 @@ def _gpu(name: str) -> str:
         near = gpu_name_lookup.suggestion(name, ())
         raise UsageError(f"give one of {_SOURCES}, or the name of a GPU", hint=near or _AS_IN) from None
     raise UsageError(
-        f"there is a profile {there.name}", hint=f"envbuild init myproject --from {there.name}: a profile on top of it"
+        f"the profile {there.name} exists already", hint=f"to extend it: envbuild init myproject --from {there.name}"
     )
 
 

@@ -20,11 +20,10 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 def command(name: str, path: Path | None, output: Path | None, as_json: bool) -> None:
     """Make a virtual environment of a profile's locked wheels, each checked by its hash. Needs no engine.
 
-    Where profile and torch want different versions of a library, torch's installed metadata are made to require the
-    profile's, so that a later pip or uv install keeps it. pip also reads the locked versions as constraints. Activation
-    sets the profile's variables.
-    Repeating the command changes only what differs.
-    The host needs the lock's Python. Extensions that the profile compiles are left out.
+    If profile and torch require different versions of a library, torch's installed metadata is changed to require the
+    profile's version. So a later pip or uv install keeps this version. pip also uses the locked versions as
+    constraints. Activating the environment sets the profile's variables. Repeating the command changes only what
+    differs from the lock. The host needs the lock's Python version. Extensions that the profile compiles are left out.
 
     Example: envbuild install h20 .venv
     """

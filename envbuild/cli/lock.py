@@ -36,9 +36,9 @@ PARALLEL = 16  # most of the time is spent waiting for uv, apt and an index
 
 @dataclass(frozen=True)
 class LockRow:
-    """The lock of one profile. `lock_file`, `dockerfile`: the files. `changes`: compared with the previous lock,
-    empty for a new one. `wheels`, `debian_packages`: the numbers of them. `why`: the reasons that the profile states,
-    by the name of what they explain; the lock does not contain them."""
+    """The lock of one profile. `lock_file`, `dockerfile`: the paths of the files. `changes`: the differences from the
+    previous lock; empty for a new lock. `wheels`, `debian_packages`: their numbers. `why`: the name of a pin or a
+    variable -> the reason that the profile gives for it; the lock does not contain these reasons."""
 
     profile: str
     state: Literal["current", "new", "changed"]
@@ -71,7 +71,7 @@ class _Wanted(NamedTuple):
 @profile_argument("names", nargs=-1)
 @click.option(
     "--check", is_flag=True,
-    help="Only check, offline: exit 8 if a lock does not fit its profile, or a Dockerfile does not fit its lock.",
+    help="Only check, offline: exit 8 if a lock does not match its profile, or a Dockerfile does not match its lock.",
 )  # fmt: skip
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_creation_and_update.EVERYTHING,
@@ -84,7 +84,7 @@ class _Wanted(NamedTuple):
 @click.option(
     "--write",
     is_flag=True,
-    help="With --pin: write the lock and Dockerfile with this pin; without --write they are only computed.",
+    help="With --pin: write the lock and Dockerfile with this pin. Without --write, they are only computed.",
 )
 @accept_old_option
 @torch_index_option
@@ -99,8 +99,9 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write the lock and the Dockerfile of each profile, and build nothing; without a name, those of all profiles of
-    this folder. Changes only what must change. NAME is the name of a profile or of a GPU, or a path to a YAML file.
+    """Write the lock and the Dockerfile of each profile, and build nothing. Without NAME, those of all profiles of this
+    folder are written. A locked version changes only if it must. NAME is the name of a profile or of a GPU, or a path
+    to a YAML file.
 
     Example: envbuild lock h20
     Example: envbuild lock cpu --upgrade numpy
@@ -149,10 +150,9 @@ def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted
 
 
 def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockRow]:
-    """Return the rows of locks that match their profiles and their Dockerfiles.
+    """Return one row per profile, if every lock matches its profile and every Dockerfile its lock.
 
-    Raises ProfileError with the faults of every profile and lock that cannot be read, OutOfDate with those that do not
-    fit.
+    Raises ProfileError with the errors of every invalid profile and lock, else OutOfDate with those that do not match.
     """
     found: list[LockRow] = []
     stale: list[OutOfDate] = []
@@ -188,8 +188,8 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
 
 
 def _require_dockerfile(loaded: LoadedProfile, locked: Lock) -> None:
-    """Raise OutOfDate unless the Dockerfile is the one rendered from the lock. It may be missing in a folder without a
-    lock, as for a shipped profile."""
+    """Raise OutOfDate unless the Dockerfile is the one that is rendered from the lock. The Dockerfile may be missing if
+    the folder has no lock either, as for a shipped profile."""
     file = loaded.dockerfile
     if not file.exists() and not loaded.lock_file.exists():
         return
@@ -201,7 +201,8 @@ def _require_dockerfile(loaded: LoadedProfile, locked: Lock) -> None:
 def _locked(
     wanted: Sequence[_Wanted], upgrades: frozenset[str], accept_old: frozenset[str], keep: bool
 ) -> tuple[list[LockRow], list[str]]:
-    """Return the rows of the locks, and notes about them. `keep`: write changed locks."""
+    """Make the locks. Return one row per profile, and notes about the locks. `keep`: write changed locks and
+    Dockerfiles."""
     found: list[LockRow] = []
     notes = profile_reader_and_overrides.ignored_uv_settings(one.loaded for one in wanted)
     notes += [f"{one.loaded.name}: {note}" for one in wanted for note in one.loaded.notes]
@@ -222,8 +223,8 @@ def _locked(
 def _made(
     wanted: Sequence[_Wanted], upgrade: frozenset[str], accept_old: frozenset[str], notes: list[str]
 ) -> Iterator[Lock]:
-    """Compute the locks, several at a time, and return them in the requested order. The first error stops all. Notes
-    about each lock are added to `notes`."""
+    """Compute the locks, several at a time, and yield them in the order of `wanted`. The first error stops the others.
+    Notes about each lock are added to `notes`."""
 
     def made(one: _Wanted) -> Lock:
         def say(text: str) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _in_form(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A value in the form of the setting of that name."""
+    """Check that an option's value has the form of the setting with the same name."""
     form, message = settings.FORMS[str(parameter.name)]
     if value is not None and not form.fullmatch(value):
         raise click.BadParameter(f"{value!r} {message}")
@@ -44,7 +44,7 @@ def _in_form(context: click.Context, parameter: click.Parameter, value: str | No
 @click.command("make", short_help="Make a verified image of a profile or GPU: lock, build, self-test.")
 @profile_argument("names", nargs=-1)
 @click.option(
-    "--all", "every", is_flag=True, help="All profiles of the working folder; if it has none, all known profiles."
+    "--all", "every", is_flag=True, help="Make all profiles of the working folder; if it has none, all known profiles."
 )
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
 @requirements_option
@@ -54,9 +54,9 @@ def _in_form(context: click.Context, parameter: click.Parameter, value: str | No
     is_flag=True,
     help="With --pin: also write the lock and Dockerfile with this pin. The profile is never changed.",
 )
-@click.option("--no-cache", is_flag=True, help="Make every layer again, also those that are known.")
+@click.option("--no-cache", is_flag=True, help="Make every layer again, even if it is cached.")
 @builder_option
-@click.option("--allow-unproved", is_flag=True, help="Build also what no GPU here can prove, and exit 0.")
+@click.option("--allow-unproved", is_flag=True, help="Build also an image that no GPU here can prove, and exit 0.")
 @click.option(
     "--line",
     metavar="LINE",
@@ -70,7 +70,9 @@ def _in_form(context: click.Context, parameter: click.Parameter, value: str | No
     callback=_in_form,
     help="Choose the CUDA version for this driver: the oldest on the machines that will run the image.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be fetched and built, and whether it can be proved.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only show what would be fetched and built, and whether this machine can prove it."
+)
 @gpus_option
 @accept_old_option
 @torch_index_option
@@ -95,19 +97,21 @@ def command(
     """Make a verified image from a profile: lock, Dockerfile, build, self-test, evidence, tag.
 
     NAME is the name of a profile or a GPU, or a path to a YAML file. If a GPU has no profile yet, one is written first.
-    Before anything is fetched, make says what it needs and whether this machine can prove the image. If it cannot, make
-    stops with exit code 4, unless --allow-unproved is given or a user at a terminal agrees. --dry-run only says it.
-    Several profiles are built one after the other; meanwhile the self-tests of those already built run, as processors
-    and memory allow.
-    On GPUs, one self-test runs at a time; with --gpus, several run side by side on different GPUs of that list. A
-    profile that fails does not stop the others. If several fail, the exit code is the one that comes first in this
-    list: 130, 5, 6, 7, 3, 8, 2, 4.
+    Before anything is fetched, make shows what it needs, and whether this machine can prove the image. If this machine
+    cannot, make stops with exit code 4, unless --allow-unproved is given or the user agrees at a terminal. --dry-run
+    stops after showing this.
+    Several profiles are built one after the other; meanwhile the self-tests of the images already built run, as
+    processors and memory allow.
+    On GPUs, one self-test runs at a time; with --gpus, several run side by side on different GPUs of that list. If a
+    profile fails, the others continue. If several fail, the exit code is the one that comes first in this list: 130, 5,
+    6, 7, 3, 8, 2, 4.
 
     Example: envbuild make cpu
     Example: envbuild make h20 a100
     """
     if every == bool(names):
-        raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
+        text = "--all and the names of profiles exclude each other" if every else "no profile is named"
+        raise UsageError(text, hint="envbuild show lists the profiles")
     if (every or len(names) > 1) and (pins or write):
         raise UsageError("--pin and --write are for one profile")
     if every and (line or driver):
@@ -150,8 +154,9 @@ def _own_names() -> tuple[str, ...]:
 
 
 def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, Options]:
-    """The name of the line to build, and the options with the reason for it. In a process of `make A B`, the parent has
-    chosen it."""
+    """Return the name of the profile to build, and the options with the reason for this choice. A GPU may have several
+    profiles, called lines, for different CUDA versions. In a child process of `make A B`, the parent has made the
+    choice."""
     from envbuild.pipeline import cuda_line_selection_for_machine  # not for --help
     from envbuild.util import process_locks
 
@@ -181,8 +186,8 @@ def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_
 
 
 def _with_profile(name: str) -> str:
-    """Return the name of a profile; for a GPU without a profile, one is written first. Errors in other names are
-    reported later, when their profile is read."""
+    """Return the name of the profile that `name` means. For a GPU without a profile, write one first. An invalid name
+    is returned unchanged: its error is reported when its profile is read."""
     from envbuild.profile import profile_and_lock_name_lookup  # not for --help
 
     try:
@@ -202,7 +207,7 @@ def _one(name: str, options: Options, as_json: bool) -> None:
     from envbuild.pipeline import make_build_and_test  # not for --help
 
     def agree(question: str) -> bool:
-        """Ask a user who sits at a terminal."""
+        """Ask the user, if stdin and stderr are a terminal."""
         return not as_json and sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
 
     result = make_build_and_test.make(name, options, listener(), agree)
@@ -253,7 +258,7 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
 
 
 def _summary(outcomes: Sequence[BatchOutcome]) -> str:
-    """Return a summary of the profiles that failed, and of those that were built but not proved."""
+    """Return a sentence with the profiles that failed, and those that were built but not proved."""
     unproved = [o.name for o in outcomes if o.code == NotProved.code and o.document.get("image")]
     failed = [o.name for o in outcomes if o.code and o.name not in unproved]
     parts = {"failed": failed, "built, but not proved": unproved}

@@ -1,4 +1,4 @@
-"""Commands that take several profiles: one after the other, and a failure stops none of the others."""
+"""Runs a command for several profiles, one after the other. If it fails for one, the others still run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from envbuild.util.json_output_types import plain
 
 
 def for_each(names: Sequence[str], work: Callable[[str], object], as_json: bool) -> None:
-    """Call `work` with each name once. It returns the profile's document for `--json`, and prints what is for people.
+    """Call `work` once with each name. `work` returns the profile's JSON document, and itself prints output for people.
 
-    For one name, its document is written; for several, an object with the list `profiles`. Raises what `work` raises
-    for one name, and SomeFailed with the most severe exit code for several.
+    With `as_json`, print the document; for several names, print an object with the list `profiles`. For one name,
+    errors of `work` are raised. For several names, SomeFailed is raised with the most severe exit code.
     """
     names = list(dict.fromkeys(names))
     if len(names) == 1:
@@ -36,7 +36,7 @@ def for_each(names: Sequence[str], work: Callable[[str], object], as_json: bool)
             if not as_json:
                 click.echo(printable("\n".join(error.lines())), err=True)
     if failed:
-        from envbuild.pipeline.multi_profile_make import worst_exit_code  # brings in the engine's client
+        from envbuild.pipeline.multi_profile_make import worst_exit_code  # imports the engine's client
 
         text = f"{len(failed)} of {some(len(names), 'profile')} failed: {', '.join(failed)}"
         some_failed = SomeFailed(text, worst_exit_code(list(failed.values())))

@@ -1,5 +1,5 @@
-"""Files that a command writes because an option names them; `-` is stdout. Whether they can be written is checked
-before the work begins."""
+"""Writes the output files that options name; `-` is stdout. Commands call `prepare` before their work, to check that
+the files can be written."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ STDOUT = Path("-")
 
 
 def output_option(default: str) -> Callable[[F], F]:
-    """Add `-o` and `--output` as the parameter `file`, None if not given. `default`: where the document goes by
-    default."""
+    """Add the option `-o`, `--output` as the parameter `file`, which is None if the option is not given. `default`: the
+    default file, for the help."""
     return click.option("-o", "--output", "file", type=FILE, metavar="FILE", help=f"-: stdout. Default: {default}.")
 
 
 def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> None:
-    """Create the folders of these files (None: not requested), and report that on stderr.
+    """Create the missing folders of output files, and report them on stderr. A file that is None is not written.
 
-    Raises UsageError if stdout is chosen for output that is not `text`, or for more than one document; OSError if a
-    folder cannot be created or written to.
+    Raises UsageError if stdout is chosen although the output is not `text`, or for more than one document. Raises
+    OSError if a folder cannot be created or written to.
     """
     named = [file for file in files if file is not None]
     if STDOUT in named and not text:
@@ -49,7 +49,7 @@ def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> No
 
 
 def write(file: Path, content: str | bytes) -> None:
-    """Write the file completely or not at all; to stdout directly."""
+    """Write a file completely or not at all, or write to stdout."""
     if file == STDOUT:
         click.echo(content if isinstance(content, str) else content.decode(), nl=False)
     else:

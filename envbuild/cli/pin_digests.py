@@ -17,8 +17,8 @@ from envbuild.util.json_output_types import plain
 
 @dataclass(frozen=True)
 class PinnedDigest:
-    """A reference to an image in a file. `state`: outdated if the file had no digest or a different one; `before`: the
-    digest in the file, None if it had none; `digest`: the one that the tag names now."""
+    """A reference to an image in a file. `state`: outdated if the reference had no digest or a different one. `before`:
+    the digest that the reference had, or null. `digest`: the digest that the tag names now."""
 
     file: str
     line: int
@@ -40,9 +40,10 @@ class PinnedDigests:
 @click.option("--check", is_flag=True, help="Only check: exit 8 if a digest is missing or out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Add the current digest to every REGISTRY/NAME:verified in files. They use this image even after the tag moves.
+    """Add the current digest to every REGISTRY/NAME:verified in files. The files then use this image even after the tag
+    has moved.
 
-    Only asks the registry for the digest; `envbuild verify` checks whether to trust it.
+    Only asks the registry for the digest; `envbuild verify` checks whether the image can be trusted.
     Example: envbuild pin-digests Dockerfile .gitlab-ci.yml
     """
     done = [(file, *image_digest_pinning.pinned(_text(file), _digest)) for file in files]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported only for a terminal
 
     from envbuild.testrun.run_result import ProbeResult
 
-_MOST_LINES = 20  # limit on the lines of a script's output that are shown without --verbose
+_MOST_LINES = 20  # maximum number of lines of a script's output that are shown without --verbose
 _GAP = "  "  # after each column
 _NONE = 0, 0, 0, 0
 _COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
@@ -28,15 +28,16 @@ def result_line(result: ProbeResult) -> str:
 
 
 def result_lines(result: ProbeResult, verbose: bool) -> list[str]:
-    """Return the line of a probe; if it failed, also the details and its script's output. `verbose`: always with the
-    output."""
+    """Return the line of a probe. If it failed, also return its details and the output of its script. `verbose`: return
+    the output even if it did not fail."""
     failed = result.status == "failed"
     detail = textwrap.indent(result.detail.rstrip(), "    ").splitlines() if failed and result.detail else []
     return [result_line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
 
 
 def printed(result: ProbeResult, verbose: bool = False) -> list[str]:
-    """Return the output of the profile's own script as separate lines; if there are many, only the last ones."""
+    """Return the output of the profile's own script as separate lines, after a heading. Of many lines, only the last
+    are returned, unless `verbose`."""
     lines = textwrap.indent(result.output or "", "      ", lambda line: True).splitlines()
     if not lines:
         return []
@@ -49,8 +50,8 @@ def printed(result: ProbeResult, verbose: bool = False) -> list[str]:
 
 
 class Live:
-    """A live table on stderr with the finished probes and the running one. `kept`: the table stays on the screen at the
-    end."""
+    """A live table on stderr with the finished probes and the running one. `kept`: whether the table stays on the
+    screen at the end."""
 
     def __init__(self, rich: Rich, kept: bool) -> None:
         from rich.live import Live as RichLive

@@ -21,7 +21,7 @@ from envbuild.util.errors import LockError, printable
 
 @dataclass(frozen=True)
 class PrunedItems:
-    """The document of `prune`. `state`: kept with --dry-run. `bytes`: of all items."""
+    """The document of `prune`. `state`: kept with --dry-run, else removed. `bytes`: the size of all items together."""
 
     state: Literal["removed", "kept"]
     items: tuple[Removable, ...]
@@ -30,7 +30,7 @@ class PrunedItems:
 
 @click.command("prune", short_help="Remove old images and caches.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
-@click.option("--images-only", is_flag=True, help="Keep the caches of wheels, packages and bases.")
+@click.option("--images-only", is_flag=True, help="Keep the caches of wheels, Debian packages and base layers.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     """Remove images that no lock names, and cached files that no lock needs.
@@ -63,8 +63,8 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """The profiles that are visible from this folder, their lock files (`local`), and the lock files of all images that
-    were built on this machine (`noted`)."""
+    """`seen`: the profiles that are known in this folder. `local`: their lock files. `noted`: the lock files of all
+    images that were built on this machine."""
 
     seen: set[str]
     local: list[Path]
@@ -100,8 +100,9 @@ def _known() -> _Known:
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:
-    """Lock all known profiles against other processes, and return them. If a new profile appears while this waits, all
-    locks are released and taken again: two processes that each hold some and wait for others would wait for ever."""
+    """Lock all known profiles against other processes, and return them. If a new profile appears during the wait, all
+    locks are released and taken again. Otherwise two processes that each hold some locks could wait for each other for
+    ever."""
     known = _known()
     while True:
         held = known.names
@@ -114,8 +115,8 @@ def _turns(stack: contextlib.ExitStack) -> _Known:
 
 
 def _alone(stack: contextlib.ExitStack, name: str) -> None:
-    """Lock a profile against other processes. Without disk space for the lock's file, continue without it: no other
-    process can create it either, and this command is the one that frees space."""
+    """Lock a profile against other processes. If the disk is too full to create the file of the lock, continue without
+    it: no other process can create it either, and this command frees space."""
     try:
         stack.enter_context(make_build_and_test.one_run_per_profile(name, say))
     except OSError as error:

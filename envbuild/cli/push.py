@@ -19,10 +19,10 @@ from envbuild.pipeline import push_save_and_load
 )
 @json_option
 def command(name: str, repository: str, zstd: bool, unsigned: bool, as_json: bool) -> None:
-    """Push a profile's verified image, then its evidence, then the tags: its lock's and `verified`.
+    """Push a profile's verified image, then its evidence, then two tags: the id of its lock, and `verified`.
 
-    Builds nothing. A second run finishes an interrupted one; an image that is already in the registry is not compressed
-    again. Uses docker's credentials, and needs a signing key (signing_key in config.yaml) or --unsigned.
+    Builds nothing. If a push was interrupted, a second run finishes it; an image that is already in the registry is not
+    compressed again. Uses docker's credentials, and needs a signing key (signing_key in config.yaml) or --unsigned.
     Example: envbuild push h20 registry.example/h20
     """
     done = push_save_and_load.push(name, repository, Console(), zstd=zstd, unsigned=unsigned)

@@ -28,7 +28,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 )
 @click.option(
     "--with-fix", "log", is_flag=False, flag_value="", metavar="[LOG]",
-    help="Required. Use the fixes for the GPUs in this log; without LOG, for those of --gpu, else this machine's.",
+    help="Required. Use the fixes for the GPUs in this log. Without LOG: for the GPUs of --gpu, else this machine's.",
 )  # fmt: skip
 @click.option(
     "--python", metavar="ENV", help="The environment of the program; default: that of PROGRAM, or of the shell."
@@ -42,9 +42,9 @@ def command(
     """Start a program with fixed libraries from a private folder, whose files are checked at every start.
 
     The environment is not changed, so this also works with conda, the system's Python and environments that you cannot
-    write to. The libraries come by LD_LIBRARY_PATH or, where the loader would ignore that, by LD_PRELOAD. stderr shows
-    which files the program and its child processes really load. The exit code is the program's. With --json, the
-    variables are printed and nothing is started.
+    write to. The libraries are selected with LD_LIBRARY_PATH or, if the loader would ignore that, with LD_PRELOAD.
+    stderr shows which files the program and its child processes actually load. The exit code is the program's. With
+    --json, the variables are printed and nothing is started.
 
     Example: envbuild run --with-fix train.log -- python train.py
     Example: envbuild run --with-fix --python .venv -- torchrun --nproc-per-node 8 train.py
@@ -93,11 +93,11 @@ def _started(program: tuple[str, ...], environment: ProgramEnvironment) -> int:
         return host_processes.run_attached(program, env=environment.variables, on_start=watch.start)
     finally:
         if not watch.stop() and environment.libraries:
-            _say(f"{', '.join(environment.libraries)}: not seen in the program")
+            _say(f"{', '.join(environment.libraries)}: the program did not load it, as far as was seen")
 
 
 def _interpreter(name: str) -> str | None:
-    """Return the program's path if it is a Python interpreter."""
+    """Return the path of the program `name` if it is a Python interpreter, else None."""
     found = shutil.which(name)
     return found if found and _PYTHON.fullmatch(Path(found).name) else None
 

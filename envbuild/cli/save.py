@@ -22,8 +22,8 @@ from envbuild.pipeline import push_save_and_load
 def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
     """Write one tar file, an OCI layout, with a profile's verified image, its evidence, the public key and the lock.
 
-    Use it for a site without internet, or one that cannot reach your registry; `envbuild load` checks and loads it
-    there. A signing key is needed (signing_key in config.yaml), or --unsigned. No engine is needed.
+    Use it for a site without internet, or a site that cannot reach your registry; `envbuild load` checks and loads the
+    file there. Needs a signing key (signing_key in config.yaml) or --unsigned, and no engine.
 
     Example: envbuild save h20 -o h20.tar
     """

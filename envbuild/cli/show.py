@@ -39,7 +39,7 @@ from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState, Loc
     "html",
     type=FILE,
     metavar="FILE",
-    help="Write everything that is known as one HTML page; - is stdout.",
+    help="Write all information about the profile as one HTML page; - is stdout.",
 )
 @click.option(
     "--compare", "prints", type=FILE, nargs=2, metavar="A B",
@@ -52,9 +52,9 @@ def command(
     """Show every pin of a profile and where it comes from: the profile, torch or an advisory. Without a name, list all
     profiles.
 
-    --html writes a page, from the evidence on disk and without an engine, with the proof, errors and their tolerances,
-    layers, speed, ranks and advisories. It can be read without network. The exit code says nothing about the state: use
-    `envbuild status` for that.
+    --html writes a page with the proof, errors and their tolerances, layers, speed, ranks and advisories. It needs the
+    evidence on disk but no engine, and the page can be read without network. The exit code does not depend on the state
+    of the image: use `envbuild status` for that.
 
     Example: envbuild show
     Example: envbuild show h20
@@ -100,13 +100,14 @@ class OtherLine:
 
 @dataclass(frozen=True)
 class ShowDocument:
-    """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest that works.
-    `other_lines`: for other drivers. `forward_compatibility`: the sha256 of its archive. `pins`: versions by short
-    name or distribution, null if not pinned; `requirements`: of packages that are not locked; `reasons`: for both.
-    `why`: the reasons that the profile states, by the name of what they explain.
-    `environment`: variables that different GPU models need, or that the profile states a reason for. `changed`: the
-    parts of the lock that no longer match the profile. `next_command`: what to run first, where the lock does not
-    fit."""
+    """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest driver that
+    works. `other_lines`: profiles of the same GPU for other drivers. `forward_compatibility`: the sha256 of the archive
+    with NVIDIA's forward-compatibility libraries. `pins`: short name or distribution -> version, null if not pinned.
+    `requirements`: package that is not locked -> requested versions. `reasons`: the name of a pin or requirement ->
+    where it comes from. `why`: the name of a pin, variable, ... -> the reason that the profile gives for it.
+    `environment`: variables that a mix of GPU models needs, or for which the profile gives a reason. `changed`: the
+    parts of the lock that no longer match the profile. `next_command`: the command to run first if the lock is missing
+    or out of date."""
 
     profile: str
     state: ImageState
@@ -132,8 +133,8 @@ class ShowDocument:
 
 @dataclass(frozen=True)
 class ListedProfile:
-    """A profile in the document of `show` without a name. With `state` invalid, `reason` says why and the other values
-    are not known."""
+    """A profile in the document of `show` without a name. If `state` is invalid, `reason` is the error, and the other
+    values are unknown."""
 
     profile: str
     state: ImageState
@@ -157,11 +158,11 @@ def _print(document: ShowDocument, proof: str) -> None:
     click.echo(f"{document.profile}: {document.description}")
     if document.gpus:
         archive = document.forward_compatibility
-        compat = " (forward-compatibility libraries: where it is older than theirs)" if archive else ""
+        compat = " (forward-compatibility libraries are used if it is older than these)" if archive else ""
         reason = f": {document.why['driver']}" if "driver" in document.why else ""
         click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}{reason}")
         for line in document.other_lines:
-            click.echo(f"  other line: {line.profile}, for driver {line.driver} or newer")
+            click.echo(f"  other profile for this GPU: {line.profile}, for driver {line.driver} or newer")
     if document.nvcc:
         click.echo(f"  {document.variant}: nvcc of CUDA {document.nvcc.release}, {document.nvcc.home}")
     for pin, version in document.pins.items():
@@ -184,7 +185,7 @@ def _print(document: ShowDocument, proof: str) -> None:
 
 
 def _shown_with_values(document: ShowDocument) -> set[str]:
-    """Return the names whose stated reasons stand next to their values: the driver, variables, versions."""
+    """Return the names whose reasons are printed next to their values: the driver, variables, versions."""
     listed = {str(canonicalize_name(name)) for name in (*document.pins, *document.requirements)}
     variables = {setting.variable for setting in document.environment}
     driver = ["driver"] if document.gpus else []
@@ -198,7 +199,8 @@ def _lock_text(row: ShowDocument | ListedProfile) -> str:
 
 
 def _settings() -> None:
-    """Report errors in the site's settings as a warning: this command does not use them, but the next commands do."""
+    """Report errors in the site's settings as a warning. This command does not use the settings, but the commands that
+    the user runs next do."""
     try:
         settings.names()
     except SettingsError as error:
@@ -213,7 +215,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def _short(version: str) -> str:
-    """Shorten a commit or a sha256 to its first 12 digits, as everywhere; return any version in full."""
+    """Shorten a commit or a sha256 to its first 12 digits. Return a version unchanged."""
     return version[:12] if _HASH.fullmatch(version) else version
 
 
@@ -268,7 +270,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
 
 
 def _unlocked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the packages of a profile that are not locked: name -> the requested versions."""
+    """Return name -> requested versions for the packages of a profile that are not in `pinned`."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, packages):
         found.setdefault(str(canonicalize_name(requirement.name)), []).append(str(requirement.specifier))
@@ -280,8 +282,8 @@ def _unlocked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict
 
 
 def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, bool]:
-    """Return the profile (for a GPU without a profile, the one that `envbuild init` would write), and whether its file
-    is missing."""
+    """Return the profile, and whether its file is missing. For a GPU without a profile, it is the profile that
+    `envbuild init` would write."""
     try:
         return profile_reader_and_overrides.load(name, pins), False
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
@@ -304,7 +306,7 @@ def _all(as_json: bool) -> None:
 
 
 def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
-    """Return the line of a profile with its evidence, and its document."""
+    """Return the row of a profile, and the text about its evidence."""
     try:
         loaded = profile_reader_and_overrides.load(name)
         plan = plan_resolver.resolve(loaded)

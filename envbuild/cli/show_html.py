@@ -1,4 +1,4 @@
-"""`envbuild show --html`: a page with all information about a profile."""
+"""Writes the HTML page of `envbuild show --html`, with all information about a profile."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def write_report(name: str, output: Path, prints: tuple[Path, Path] | None, as_j
     """Write one HTML page that needs no network: proof, errors with their tolerances, layers, speed, ranks,
     advisories.
 
-    It is made from the profile, its lock and the evidence on disk; no engine is asked. The same evidence gives the same
-    page. `prints`: fingerprints of two GPUs to compare.
+    The page is made from the profile, its lock and the evidence on disk; no engine is used. The same evidence gives the
+    same page. `prints`: files with the fingerprints of two GPUs to compare.
     """
     prepare(output, as_json=as_json)
     page = _page(name, prints)
@@ -51,7 +51,7 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
 
 
 def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
-    """Return the proofs' evidence without duplicates: GPU models of one family share a proof."""
+    """Return the statement files of the proofs without duplicates, because GPU models of one family share evidence."""
     return list(dict.fromkeys(proof.evidence for proof in proofs if proof.evidence))
 
 
@@ -61,7 +61,7 @@ def _run(statement: Path) -> run_measurement_types.Run:
 
 
 def _others(name: str) -> dict[str, Lock]:
-    """Return the locks of all other profiles; unreadable locks are left out."""
+    """Return the locks of all profiles except `name`. Invalid locks are left out."""
     found: dict[str, Lock] = {}
     for other, file in profile_and_lock_name_lookup.locks().items():
         try:

@@ -45,8 +45,8 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 
 @dataclass(frozen=True)
 class OutdatedPins:
-    """The document of `status --outdated`, and one of its rows. `pins`: those that have newer versions. `reason`: why
-    the profile or its lock is invalid."""
+    """The document of `status --outdated` for one profile; for several, a row of it. `pins`: those that have newer
+    versions. `reason`: why the profile or its lock is invalid."""
 
     profile: str
     state: Literal["current", "outdated", "invalid"]
@@ -68,8 +68,8 @@ class OutdatedPins:
 )
 @json_option
 def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_json: bool) -> None:
-    """Show whether the images of profiles are verified; without a name, of all profiles. Each line ends with the next
-    command to run. The answer is computed from lock, image and evidence each time.
+    """Show whether the images of the named profiles, or of all profiles, are verified. Each line ends with the next
+    command to run. The state is computed from lock, image and evidence each time.
 
     For an image in a registry, use verify; for what an environment contains, audit.
 
@@ -111,7 +111,7 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
 
 
 def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocument:
-    """The status of an environment of this machine. Raises the error of its state unless it is verified."""
+    """Return the status of an environment of this machine. Raises the error for its state unless it is verified."""
     loaded = profile_reader_and_overrides.load(name)
     plan, lock = plan_resolver.resolve(loaded), lock_file.required_lock(loaded)
     interpreter = host_runner.find_interpreter(python)
@@ -120,7 +120,9 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     try:
         files = environment_file_hasher.hash_environment(interpreter)
         measured = environment_measurement_and_differences.measure_environment(files, versions)
-        if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
+        if set(named) <= set(
+            wheels
+        ):  # else the files are only compared with the evidence, since the cache lacks a wheel
             environment_measurement_and_differences.require_locked_files(
                 files, versions, [wheels[name] for name in named]
             )
@@ -183,7 +185,7 @@ def _outdated(names: tuple[str, ...], as_json: bool) -> None:
     for line in table([("PROFILE", "PIN", "LOCKED", "PATCH", "ADVISORIES"), *cells]) if cells else ():
         click.echo(line)
     moved = sum(bool(row.pins) for row in rows)
-    click.echo(f"{moved} of {len(rows)} profiles have pins that could move")
+    click.echo(f"{moved} of {len(rows)} profiles have pins with newer versions")
 
 
 def _pins(name: str) -> OutdatedPins:

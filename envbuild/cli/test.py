@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CatalogueRow:
-    """A probe of the self-test. `needs`: cuda, or what it runs on."""
+    """A probe of the self-test. `needs`: cuda: a GPU; cpu: any device; script: a script of the profile."""
 
     name: str
     level: str
@@ -50,7 +50,7 @@ class ProbeList:
 
 @dataclass(frozen=True)
 class ScriptDocument:
-    """The document of `test --dry-run`: what a cluster would be given."""
+    """The document of `test --dry-run`. `script`: the script or the objects that would be submitted to a cluster."""
 
     profile: str
     script: str
@@ -69,7 +69,9 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
 
 def _two_kinds_of_files(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
-        raise UsageError("-o does not say which file", hint=f"--junit {value} or --fingerprint {value}")
+        raise UsageError(
+            "-o is ambiguous: this command writes two kinds of files", hint=f"--junit {value} or --fingerprint {value}"
+        )
 
 
 @click.command(
@@ -132,9 +134,9 @@ def command(
 
     Tests the image of each profile, or with --python an environment of this machine. Only --record writes evidence,
     signed if signing_key is set in config.yaml, and moves the tag `verified`. --record needs an image that envbuild
-    built from the profile's lock, or with --python an environment with the files of the lock, such as one that
-    `envbuild install` made; the self-test is then that of the profile. With -v, the output of the profile's own
-    script is shown even if it passed.
+    built from the profile's lock. With --python it needs an environment with the files of the lock, such as
+    `envbuild install` makes. It always runs the self-test that the profile defines. With -v, the output of the
+    profile's own script is shown even if the script passed.
 
     Example: envbuild test cpu --image myproject:latest
     Example: envbuild test h20 --python .venv
@@ -177,14 +179,14 @@ def command(
         else:
             for_each(names, lambda name: _record(name, reference, gpus, where, dry_run, as_json), as_json)
         return
-    taken = as_json or output_files.STDOUT in (report, print_file)  # stdout, by one document
+    taken = as_json or output_files.STDOUT in (report, print_file)  # stdout is used for a document
     if isinstance(seed, str):
         seed = selftest_job.drawn_seed()
         Console().say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
     request = selftest_job.RunRequest(level, probes, gpus, fingerprint=print_file is not None, seed=seed)
 
     def test(name: str) -> TestDocument | ScriptDocument:
-        """Run the self-test of a profile and return its document. CheckFailed and NotProved contain the document
+        """Run the self-test of a profile, and return the document. CheckFailed and NotProved contain the document
         too."""
         from envbuild.pipeline import make_build_and_test
 
@@ -212,7 +214,7 @@ def command(
 
 
 def _refuse(options: Mapping[str, object], message: str) -> None:
-    """Raise UsageError naming the options that were given. `message`: the text, with a placeholder for them."""
+    """Raise UsageError if any of these options were given. `message`: the text, with {} for their names."""
     given = [option for option, value in options.items() if value not in (None, ())]
     if given:
         raise UsageError(message.format(", ".join(given)))
@@ -221,7 +223,7 @@ def _refuse(options: Mapping[str, object], message: str) -> None:
 def _record(
     name: str, reference: str | None, gpus: tuple[str, ...], where: RunnerOptions, dry_run: bool, as_json: bool
 ) -> MakeDocument | ScriptDocument:
-    """Run the self-test of a profile, write evidence and move the tag."""
+    """Run the self-test of a profile's image, write evidence, and move the tag `verified`."""
     from envbuild.pipeline import make_build_and_test
     from envbuild.testrun.selftest_job import RunRequest
 
@@ -246,7 +248,7 @@ def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: 
 def _script(
     name: str, reference: str | None, where: RunnerOptions, request: RunRequest, as_json: bool
 ) -> ScriptDocument:
-    """Return what would be submitted to a cluster."""
+    """Return the script or the objects that would be submitted to a cluster."""
     from envbuild.pipeline import make_build_and_test
 
     text = make_build_and_test.cluster_script(name, reference, Console(), where, request, brief=not as_json)
@@ -271,7 +273,7 @@ def _list(as_json: bool) -> None:
 
 
 def _keep(result: MakeResult, file: Path) -> None:
-    """Write the fingerprint, also of a failed run: the wrong operation is the one that the user wants to compare."""
+    """Write the fingerprint, even if the run failed: users want to compare the operation that gave a wrong result."""
     from envbuild.testrun import fingerprint_reader, selftest_job
 
     run = result.run

@@ -33,14 +33,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     callback=gpu_model,
     help='The GPU model that the image will run on, such as "NVIDIA H20" or h20; may be repeated.',
 )
-@click.option("--driver", metavar="VERSION", help="The driver that the image will run with.")
+@click.option("--driver", metavar="VERSION", help="The version of the NVIDIA driver that the image will run with.")
 @click.option("--max-age", metavar="AGE", help="The largest age of the proof: 90d, 12h.")
 @click.option(
     "--level",
     type=click.Choice(probe_catalogue_reader.LEVELS),
     help="The lowest level of the self-test that is accepted.",
 )
-@click.option("--profile", metavar="NAME", help="The profile that the image must belong to.")
+@click.option("--profile", metavar="NAME", help="The profile that the image must be built from.")
 @click.option("--lock", metavar="ID", help="The id of the image's lock, at least its first 12 digits.")
 @click.option(
     "--from",
@@ -66,7 +66,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--rebuild",
     is_flag=True,
-    help="Also make the image again from its lock, and compare. Needs an engine only for compiled extensions.",
+    help="Also make the image again from its lock, and compare the two. Needs an engine only for compiled extensions.",
 )
 @json_option
 def command(
@@ -91,10 +91,10 @@ def command(
 
     For images in this machine's engine, use status. Contacts only the registry, and needs no Docker Engine. Without
     --key, the keys of --policy are trusted, else the key that the setting public_key names. Without any key, the signer
-    cannot be checked: exit 5, before the registry is contacted. A missing or invalid key is also reported first. Exit 0
-    prints the digest on stdout; exit 5 lists every reason. Without REF, only the statements of --evidence
-    are checked. With --python, the files of an environment are compared with those statements; exit 0 prints the digest
-    of the files.
+    cannot be checked: exit 5. This, or a missing or invalid key file, is reported before the registry is contacted. If
+    the image is verified, its digest is printed on stdout; otherwise exit 5 lists every reason. Without REF, only the
+    statements of --evidence are checked. With --python, the files of an environment are compared with these statements,
+    and the digest of the files is printed.
     Example: envbuild verify registry.example/h20:verified --key team.pub
     """
     if python and (ref or base or copies or rebuild):
@@ -132,9 +132,7 @@ def command(
         click.echo(done.environment or done.digest or done.image_id)
         click.echo(printable(done.summary), err=True)
         if done.unconfined:
-            click.echo(
-                printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True
-            )
+            click.echo(printable(f"tested less confined than in Docker: {'; '.join(done.unconfined)}"), err=True)
 
 
 def _environment(python: str, envelopes: Envelopes, active_policy: Policy, now: datetime.datetime) -> Verdict:

@@ -14,8 +14,8 @@ LATE = "not read in time"
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check. `id` is a stable name. `detail`: what was found. `remedy`: what to do; None where nothing
-    is needed. `missing`: the names of all missing files, of which `detail` may list only some."""
+    """The result of a check. `id`: a stable name. `detail`: what was found. `remedy`: what to do; None if nothing is to
+    be done. `missing`: the names of all missing files; `detail` may list only some of them."""
 
     id: str
     status: Status
@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A check, in a document of `--json`. `missing`: of the check wheels, the locked files that no index has."""
+    """A check in a JSON document. `missing`: for the check `wheels`, the locked files that no index has."""
 
     id: str
     state: Status
@@ -43,7 +43,7 @@ def check_rows(checks: Sequence[Check]) -> tuple[CheckRow, ...]:
 
 
 def worst_state(checks: Sequence[Check]) -> CheckState:
-    """The state of the worst check; a skipped one does not count."""
+    """Return the worst state of the checks. Skipped checks do not count."""
     found = {check.status for check in checks}
     return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
 
@@ -57,8 +57,8 @@ def skipped_check(name: str, reason: str) -> Check:
 
 
 def worst_check(name: str, found: Sequence[tuple[Status, str, str]], fine: str) -> Check:
-    """Joins several findings (status, detail, fix) to one check: the worst status, each text once; `fine` if there
-    are none."""
+    """Return one check for several findings (status, detail, fix), with the worst status and each text once. `fine`:
+    the detail if there is no finding."""
     if not found:
         return ok(name, fine)
     status: Status = "fail" if any(item[0] == "fail" for item in found) else "warn"
@@ -67,7 +67,7 @@ def worst_check(name: str, found: Sequence[tuple[Status, str, str]], fine: str) 
 
 
 def counted(names: Iterable[str]) -> str:
-    """ "2 x NVIDIA H20, 1 x NVIDIA H200": in order of first appearance."""
+    """Return how often each name occurs, in the order of their first appearance: "2 x NVIDIA H20, 1 x NVIDIA H200"."""
     return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 

@@ -1,5 +1,5 @@
-"""CPU, memory and operating system of a machine: part of evidence, benchmarks and doctor's output. Standard library
-only."""
+"""Reads the CPU, memory and operating system of a machine, for evidence, benchmarks and `doctor`. Uses only the
+standard library."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Machine:
 
 
 def read(root: Path = Path("/")) -> Machine:
-    """Reads the machine. `root`: the folder in which the machine's /proc is mounted."""
+    """Reads the machine. `root`: the folder that contains the machine's /proc."""
     cpu, memory = _field(root / "proc" / "cpuinfo", "model name"), _field(root / "proc" / "meminfo", "MemTotal")
     kib = memory.partition(" ")[0]
     return replace(unread(), cpu=cpu[:200] or UNKNOWN, memory=int(kib) * 1024 if kib.isdigit() else 0)
 
 
 def unread() -> Machine:
-    """The values that are known without reading the machine's files."""
+    """Returns the values that Python knows without reading files in /proc."""
     return Machine(
         cpu=UNKNOWN,
         cores=os.cpu_count() or 0,
@@ -45,7 +45,7 @@ def unread() -> Machine:
 
 
 def _field(file: Path, name: str) -> str:
-    """The first value of a name in a file of `name: value` lines; "" if missing."""
+    """Returns the first value of `name` in a file of `name: value` lines; "" if the file or the name is missing."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

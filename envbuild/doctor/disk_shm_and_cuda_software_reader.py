@@ -1,6 +1,6 @@
 """Reads a machine's shared memory, disks, and installed CUDA software.
 
-It never raises for something that is missing or not readable.
+Nothing is raised if something is missing or cannot be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def shm_bytes(root: Path) -> int:
 
 
 def disks(engine: str | None) -> Iterator[Disk]:
-    """The disk of the cache folder, and the engine's disk where it is on this machine."""
+    """Yields the disk of the cache folder, and the disk of the engine's folder if that is on this machine. `engine`:
+    the engine's folder."""
     try:
         yield _disk("cache", user_folders.cache_folder("wheels"))
     except OSError as error:
@@ -43,8 +44,8 @@ def _disk(role: Role, folder: Path) -> Disk:
 
 
 def software(root: Path) -> dict[str, str]:
-    """Versions by short name, read from files only: the CUDA toolkit in /usr/local, the system's NCCL, and torch and
-    NCCL of the active environment (else of the one that runs envbuild)."""
+    """Returns short name -> version, read from files only: the CUDA toolkit in /usr/local, the system's NCCL, and torch
+    and NCCL of the active Python environment. If no environment is active, envbuild's own is read."""
     found: dict[str, str] = {}
     toolkit = re.search(
         r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([0-9.]+)"', file_text(root / "usr/local/cuda/version.json")

@@ -1,7 +1,6 @@
-"""Reads the Docker Engine (version, runtimes, CDI devices, NVIDIA's hooks, mirrors) and the version of the client's
-buildx.
+"""Reads the Docker Engine (version, runtimes, CDI devices, NVIDIA's hooks, mirrors), and the version of buildx.
 
-Nothing here raises if no engine answers.
+Nothing is raised if no engine answers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
 
 def read() -> EngineReading:
-    """Reads the engine that docker's client uses, and finds out whether a client with buildx is installed."""
+    """Reads the engine that the docker command uses, and the version of its buildx plugin."""
     late = f"no answer within {ENGINE_SECONDS} s"
     answering, found = run_in_parallel([_engine, _buildx], ENGINE_SECONDS)
     return EngineReading(**{"fault": late} if answering is None else answering, **found or {"buildx_fault": late})
@@ -39,7 +38,8 @@ def _engine() -> dict[str, Any]:
         found = docker_engine.Engine(timeout=ENGINE_SECONDS)
         host, info = found.host, found.info
     except EnvbuildError as error:
-        why = (error.hint or "").partition("\n")[0] if error.hint != docker_engine.START else ""  # doctor has its own
+        # doctor shows its own hint instead of START
+        why = (error.hint or "").partition("\n")[0] if error.hint != docker_engine.START else ""
         return {"fault": clean(f"{error.message} ({why})" if why else error.message, 400)}
     devices = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
     mirrors = (info.get("RegistryConfig") or {}).get("Mirrors") or ()

@@ -11,15 +11,17 @@ from envbuild.doctor.profile_hardware_needs import Need
 from envbuild.testrun.selftest_job import Limits
 
 SHM = Limits.shm
-"""Shared memory of the self-test's container. With Docker's default, 64 MiB, DataLoader workers and NCCL fail."""
+"""Bytes of shared memory in the self-test's container. With Docker's default, 64 MiB, DataLoader workers and NCCL
+fail."""
 SKEW = 60.0
-"""Seconds: the leeway that registries give a token (distribution/distribution, registry/auth/token)."""
+"""Seconds. A registry accepts a token that expired, or becomes valid, within this time (distribution/distribution,
+registry/auth/token)."""
 DRIFT = 5.0
-"""Seconds: more than the rounding of a Date header and the delay of the network explain."""
+"""Seconds. The rounding of a Date header and the network's delay cannot explain a larger difference."""
 
 
 def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """Yields all checks of the system. `needs`: the needs of one profile or of all."""
+    """Yields all checks that do not concern GPUs. `needs`: of the requested profile, or of all profiles."""
     yield check_engine(host)
     yield check_buildx(host)
     yield check_shm(host)
@@ -65,7 +67,7 @@ def check_shm(host: Host) -> Check:
 
 
 def check_rdma(host: Host) -> Check:
-    """Checks that a port is active, and that processes may lock enough memory for RDMA."""
+    """Checks that an RDMA port is active, and that processes may lock as much memory as RDMA needs."""
     if host.rdma is None:
         return skipped_check("rdma", LATE)
     if not host.rdma:
@@ -82,8 +84,8 @@ def check_rdma(host: Host) -> Check:
 
 
 def check_disk(host: Host, needs: Sequence[Need]) -> Check:
-    """Checks the free space for a build: of the requested profile, else of the smallest (fail) and the largest (warn)
-    one."""
+    """Checks the free space for building the requested profile. With the needs of all profiles, the check fails if the
+    smallest one does not fit, and warns if the largest one does not."""
     if not host.disks:
         return skipped_check("disk", "neither the cache nor the engine's folder can be read")
     for item in host.disks:
@@ -109,8 +111,8 @@ def _size(need: Need) -> int:
 
 
 def _short(disks: Sequence[Disk], need: Need) -> Disk | None:
-    """The first disk without enough space for its share, or for both shares where cache and engine are on the same
-    disk."""
+    """Returns the first disk without enough space for what the build writes to it; None if all have enough. If the
+    cache and the engine are on the same disk, it needs space for both."""
     shares = {"cache": need.fetched or 0, "engine": need.built or 0}
     for item in disks:
         if item.free < sum(shares[other.role] for other in disks if other.device == item.device):
@@ -123,13 +125,14 @@ def _distinct(disks: Sequence[Disk]) -> list[Disk]:
 
 
 def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
-    """Checks that each configured server answers and gives access."""
+    """Checks that each configured index or registry answers and gives access. `late`: the answers were not read in
+    time."""
     if late:
         who = "pip did not report its indexes in time" if name == "index" else "no answer in time"
         return Check(name, "fail", who, remedy)
     if not answers:
         return skipped_check(
-            name, "none is configured" if name == "registry" else "pip and uv have no index configured"
+            name, "no registry is configured" if name == "registry" else "pip and uv have no index configured"
         )
     found: list[tuple[Status, str, str]] = []
     for item in answers:
@@ -176,13 +179,13 @@ def check_proxy(host: Host) -> Check:
         found.append(
             (
                 "warn",
-                f"{variable} and {variable.upper()} differ: programs take one or the other",
+                f"{variable} and {variable.upper()} differ: some programs use the first, others the second",
                 "give both the same value",
             )
         )
     if "the proxies" in host.late:
         found.append(("fail", "a proxy does not answer in time", "correct or unset the variable"))
-    return worst_check("proxy", found, ", ".join(item.address for item in host.proxies) or "none is set")
+    return worst_check("proxy", found, ", ".join(item.address for item in host.proxies) or "no proxy is set")
 
 
 def check_ca(host: Host) -> Check:
@@ -201,11 +204,11 @@ def check_ca(host: Host) -> Check:
                 )
             )
     paths = dict.fromkeys(item.path for item in host.authorities)
-    return worst_check("ca", found, ", ".join(paths) or "the system's own")
+    return worst_check("ca", found, ", ".join(paths) or "the system's certificates")
 
 
 def check_clock(host: Host) -> Check:
-    """Compares the clock with the time in the responses of indexes and registries."""
+    """Compares this machine's clock with the time in the responses of indexes and registries."""
     aheads = [item.ahead for item in (*host.indexes, *host.mirrors, *host.registries) if item.ahead is not None]
     if not aheads:
         return skipped_check("clock", "no server reported its time")
@@ -226,4 +229,4 @@ def check_settings(host: Host) -> Check:
     if site.faults:
         remedy = f"correct these lines{f'; {site.hint}' if site.hint else ''}"
         return Check("settings", "fail", "; ".join(site.faults), remedy)
-    return ok("settings", f"{site.file}: {', '.join(site.names)}" if site.names else f"none ({site.file})")
+    return ok("settings", f"{site.file}: {', '.join(site.names)}" if site.names else f"no settings ({site.file})")

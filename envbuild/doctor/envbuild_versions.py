@@ -1,5 +1,4 @@
-"""The installed versions of envbuild and its packages: for bug reports, `envbuild --version --json` and `doctor
---json`."""
+"""Lists the installed versions of envbuild and its packages for `envbuild --version --json` and `doctor --json`."""
 
 from __future__ import annotations
 
@@ -17,9 +16,8 @@ from envbuild.util.json_output_types import Digest
 
 @dataclass(frozen=True)
 class Versions:
-    """The document of `--version`: the versions of envbuild, of Python and of the packages that envbuild needs (None:
-    not installed), and the digests of its facts and of its self-test. It contains no paths and no names of people or
-    machines."""
+    """The document of `--version`. `packages`: those that envbuild needs, null if not installed. `facts`, `selftest`:
+    digests of the facts and of the self-test's code. It contains no paths, and no names of people or machines."""
 
     envbuild: str
     python: str

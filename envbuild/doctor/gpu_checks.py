@@ -1,4 +1,4 @@
-"""Checks the driver and the GPUs. Pure: takes the data read and the needs of the profiles, and returns results."""
+"""Checks the driver and the GPUs of a machine. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from envbuild.facts.fact_field_types import is_version
 from envbuild.facts.gpu_fact_types import Gpu
 
 FREE = 0.9
-"""The fraction of a GPU's memory that the probes init.alloc and memory fill, so it must be free for a self-test."""
+"""The fraction of a GPU's memory that must be free for a self-test, because its probes init.alloc and memory fill
+it."""
 DRAIN = "drain the GPU and reset it (nvidia-smi --gpu-reset)"
 
 
 def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """Yield all checks of GPUs; without a GPU they are skipped."""
+    """Yield all checks of the driver and the GPUs. They are skipped on a machine without GPUs."""
     checks: dict[str, Callable[[], Check]] = {
         "gpu.driver": lambda: check_driver(host, needs),
         "gpu.answers": lambda: check_answers(host),
@@ -44,8 +45,8 @@ def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
 
 
 def check_driver(host: Host, needs: Sequence[Need]) -> Check:
-    """Checks that the driver is new enough for a profile of each GPU here, and lists the profiles that need a newer
-    one."""
+    """Checks that the driver is new enough for at least one profile of each GPU model here that has a profile. Lists
+    the profiles that need a newer driver."""
     name, found = "gpu.driver", host.driver
     if found.fault and not host.pci:
         return skipped_check(name, f"no NVIDIA GPU: {found.fault}")
@@ -53,7 +54,7 @@ def check_driver(host: Host, needs: Sequence[Need]) -> Check:
         remedy = (
             "install NVIDIA's driver, load it (modprobe nvidia), or reboot after an update; in a container: --gpus all"
         )
-        return Check(name, "fail", f"the PCI bus has NVIDIA GPUs ({host.pci}), but: {found.fault}", remedy)
+        return Check(name, "fail", f"the PCI bus has NVIDIA GPUs ({host.pci}), but NVML fails: {found.fault}", remedy)
     if not found.cards and not found.lost:
         return skipped_check(name, "NVML reports no GPU")
     if found.version is None or not is_version(found.version):
@@ -80,7 +81,7 @@ def check_driver(host: Host, needs: Sequence[Need]) -> Check:
 
 
 def check_answers(host: Host) -> Check:
-    """Checks that every GPU on the bus answers."""
+    """Checks that every NVIDIA GPU on the PCI bus answers NVML."""
     cards, name = host.driver.cards, "gpu.answers"
     if host.driver.lost:
         remedy = f"see gpu.xid and the kernel's log; {DRAIN}, or reboot"
@@ -89,12 +90,12 @@ def check_answers(host: Host) -> Check:
         return skipped_check(name, "NVML reports no GPU")
     if host.pci is not None and host.pci > len(cards):
         remedy = "see the kernel's log; this is normal if the container or the job got only these GPUs"
-        return Check(name, "warn", f"{host.pci} NVIDIA GPUs on the PCI bus, {len(cards)} of them in NVML", remedy)
-    return ok(name, f"{len(cards)} of {len(cards)}")
+        return Check(name, "warn", f"{host.pci} NVIDIA GPUs on the PCI bus, but NVML reports {len(cards)}", remedy)
+    return ok(name, f"{len(cards)} of {len(cards)} GPUs")
 
 
 def check_container_runtime(host: Host) -> Check:
-    """Checks that the engine can give a container GPUs, as `docker run --gpus` requires."""
+    """Checks that the engine can give GPUs to a container, as `docker run --gpus` does."""
     name, engine = "gpu.runtime", host.engine
     if engine.version is None:
         return skipped_check(name, "no engine")
@@ -104,7 +105,7 @@ def check_container_runtime(host: Host) -> Check:
         "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker, and restart the engine"
     )
     if engine.cdi or "nvidia-cdi-hook" in engine.hooks:
-        text = "GPUs only as CDI devices; --gpus accepts these in engines with moby/moby#50228"
+        text = "the engine has GPUs only as CDI devices; docker run --gpus accepts these if it contains moby/moby#50228"
         return Check(name, "warn", text, f"if a self-test finds no GPU: {setup}")
     return Check(name, "fail", "the engine has neither NVIDIA's runtime nor CDI devices of its GPUs", setup)
 
@@ -184,7 +185,7 @@ def check_compute_mode(cards: Sequence[GpuReading]) -> Check:
 
 
 def check_free_memory(cards: Sequence[GpuReading]) -> Check:
-    """Checks that the memory of every GPU is free, and lists the processes that use it."""
+    """Checks that at least FREE of every GPU's memory is free, and lists the processes that use the memory."""
     found: list[tuple[Status, str, str]] = []
     for card in cards:
         if card.memory_total and card.memory_free is not None and card.memory_free < FREE * card.memory_total:
@@ -192,7 +193,7 @@ def check_free_memory(cards: Sequence[GpuReading]) -> Check:
             found.append(
                 (
                     "warn",
-                    f"{held}, held by {_holders(card)}",
+                    f"{held}, used by {_holders(card)}",
                     "end the processes that use it, or choose other GPUs with --gpus",
                 )
             )
@@ -211,7 +212,8 @@ def _holders(card: GpuReading) -> str:
 
 
 def check_fabric(host: Host) -> Check:
-    """On machines with NVSwitches, CUDA fails with error 802 until the fabric manager has registered every GPU."""
+    """Checks that the fabric manager has registered every GPU. Until then, CUDA fails with error 802 on machines with
+    NVSwitches."""
     name, states = "gpu.fabric", {card.index: card.fabric for card in host.driver.cards}
     remedy = "systemctl start nvidia-fabricmanager; its version must equal the driver's"
     bad = {index: state for index, state in states.items() if state not in (None, "none", "completed")}
@@ -228,12 +230,15 @@ def check_fabric(host: Host) -> Check:
             name, "this machine has NVSwitches; it is not visible here whether the fabric manager runs"
         )
     if host.switches or "completed" in states.values():
-        return ok(name, "every GPU has joined the NVSwitch fabric" if "completed" in states.values() else "it runs")
+        return ok(
+            name,
+            "every GPU has joined the NVSwitch fabric" if "completed" in states.values() else "the fabric manager runs",
+        )
     return skipped_check(name, "no NVSwitch")
 
 
 def check_xids(host: Host) -> Check:
-    """Checks for errors that the driver wrote to the kernel's log since this boot."""
+    """Reports the Xid errors that the driver has written to the kernel's log since the machine started."""
     if host.log is None:
         return skipped_check("gpu.xid", LATE)
     if host.log.fault:

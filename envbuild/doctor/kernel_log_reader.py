@@ -1,4 +1,4 @@
-"""Reads Xid errors from a machine's kernel log. It never raises for a log that is missing or not readable."""
+"""Reads Xid errors from a machine's kernel log. Nothing is raised if the log is missing or cannot be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})\): ([0-9]{1,4})(
 
 
 def log(root: Path) -> KernelLog:
-    """The newest Xid errors since this boot, from /dev/kmsg."""
+    """Returns the newest Xid errors in /dev/kmsg, which has the messages since the machine started."""
     try:
         handle = os.open(root / "dev" / "kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -26,7 +26,7 @@ def log(root: Path) -> KernelLog:
 
 
 def _records(handle: int) -> bytes:
-    """The content of the log. Each read returns one record of /dev/kmsg, or the next 64 KiB of a plain file."""
+    """Returns the content of the log. Each read returns one record of /dev/kmsg, or the next 64 KiB of a plain file."""
     found = bytearray()
     while len(found) < MAX_LOG:
         try:
@@ -44,7 +44,7 @@ def _records(handle: int) -> bytes:
 
 
 def parse_xids(text: bytes) -> list[Xid]:
-    """The Xid errors in a kernel log of any format, oldest first, at most the newest 200."""
+    """Returns the Xid errors in a kernel log of any format, the oldest first. Of more than 200, only the newest 200."""
     found = [
         Xid(int(number), gpu.decode(), clean(words.decode("utf-8", "replace")))
         for gpu, number, words in _XID.findall(text)

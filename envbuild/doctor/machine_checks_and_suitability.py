@@ -18,16 +18,16 @@ PROFILE = "profile"
 
 
 def check_machine(host: Host, needs: Sequence[Need]) -> list[Check]:
-    """Every check, those of the engine first. `needs`: the needs of all profiles, or of the requested one."""
+    """Returns all checks, those of the engine and buildx first. `needs`: of all profiles, or of the requested one."""
     around = {check.id: check for check in engine_disk_and_network_checks.check_system(host, needs)}
     first = [around.pop("engine"), around.pop("buildx")]
     return [*first, *gpu_checks.check_gpus(host, needs), *around.values()]
 
 
 def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
-    """Checks whether the image can be built and tested here: yes, or no with every reason.
+    """Checks whether a profile's image can be built and tested here: yes, or no with every reason.
 
-    Checks of GPUs do not count for a CPU profile, nor checks of the network where nothing has to be fetched.
+    Checks of GPUs do not count for a CPU profile. Checks of the network do not count if nothing has to be fetched.
     """
     found = list(_missing(host, need)) if need.gpus else []
     failed = [check for check in relevant(need, checks) if check.status == "fail"]
@@ -46,8 +46,8 @@ def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
 
 
 def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
-    """The GPU requirements of the profile that the machine does not meet and no other check reports, each with its
-    fix."""
+    """Yields each GPU requirement of the profile that the machine does not meet, with its fix. Requirements that
+    another check reports are left out."""
     here = host.driver.cards
     known = [(card, database.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
@@ -69,7 +69,8 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class HostRow:
-    """The machine. `time`: UTC by its own clock; the others as in Machine."""
+    """The machine. `time`: UTC, by the machine's own clock. `cores`: logical cores. `memory`: bytes, 0 if unknown.
+    `system`: kernel, architecture and C library."""
 
     name: str
     time: str
@@ -97,7 +98,8 @@ class DriverRow:
 
 @dataclass(frozen=True)
 class GpuRow:
-    """A GPU as in GpuReading; `driver` is that of the machine."""
+    """A GPU as NVML describes it. `fabric`: its registration with the NVSwitch fabric. `holders`: the processes that
+    use its memory. `driver`: the version of the machine's driver."""
 
     index: int
     name: str
@@ -125,7 +127,8 @@ class DiskRow:
 @dataclass(frozen=True)
 class MachineDocument:
     """The document of `doctor`: the description of the machine, and its checks. Sizes are bytes; addresses contain no
-    secrets. `profile`: that of --for; `state`: with --for, of its check alone."""
+    secrets. `profile`: the profile given with --for. `state`: the worst state of all checks; with --for, the state of
+    the check `profile` alone."""
 
     version: int
     profile: str | None

@@ -1,4 +1,4 @@
-"""Reads everything about a machine in parallel, within a few seconds even if something hangs."""
+"""Reads all data about a machine in parallel. Takes at most a few seconds, even if a driver or a server hangs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from envbuild.doctor.machine_readings import Host, clean
 from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
 
 SECONDS = 3.5
-"""The time limit of each part. Parts that contact other programs or hosts have shorter limits of their own."""
+"""The time limit of each part of the reading. Parts that contact other programs or hosts have shorter limits."""
 MARGIN = 0.2
-"""How many seconds before that limit a part with several requests in sequence must end."""
+"""A part that sends several requests in sequence must end this many seconds before SECONDS have passed."""
 
 
 def read(root: Path = Path("/")) -> Host:
-    """Reads a machine. `root`: the folder with the machine's own /proc, /sys, /dev and /usr, "/" outside containers.
+    """Reads a machine. `root`: the folder that contains the machine's /proc, /sys, /dev and /usr; "/" outside
+    containers.
 
-    Raises nothing for something that the machine lacks; raises FactsError for invalid facts of the site.
+    Nothing is raised if the machine lacks something. Raises FactsError if the site's own facts are invalid.
     """
     end = time.monotonic() + SECONDS - MARGIN
 
@@ -43,7 +44,7 @@ def read(root: Path = Path("/")) -> Host:
     def packages() -> dict[str, Any]:
         trusted = tuple(
             network_reachability_reader.authorities()
-        )  # first, so that pip is asked for its configuration only once
+        )  # before the indexes: both need pip's configuration, which is then read only once
         return {"authorities": trusted, "indexes": network_reachability_reader.index_answers(end)}
 
     def kernel() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The data read from a machine: plain values that the checks judge. Sizes are bytes; None means unknown."""
+"""Types for the data read from a machine, which the checks judge. Sizes are bytes; None means unknown."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MAX_TEXT = 200
 
 
 def clean(text: str, most: int = MAX_TEXT) -> str:
-    """Reduces untrusted text to one safe line for a terminal and a document. The text may come from a driver, a kernel
-    log or another host."""
+    """Returns untrusted text as one printable line of at most `most` characters. The text may come from a driver, a
+    kernel log or another host."""
     line = " ".join(printable(text[: 4 * most]).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def short_address(address: str) -> str:
-    """An address without its secrets, of bounded length."""
+    """Returns an address without its secrets, and of limited length."""
     return clean(url_redaction.redact_url(address))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that uses memory of a GPU; `name` is "" where the process is not visible from here."""
+    """A process that uses memory of a GPU. `name`: "" if the process is not visible here, as in another container."""
 
     pid: int
     name: str
@@ -45,8 +45,9 @@ class Mig:
 
 @dataclass(frozen=True)
 class Ecc:
-    """Errors of a GPU's memory. `enabled`, `uncorrected` (errors since the driver was loaded): None where NVML reports
-    none. `pending`: a bad row or page will be replaced at the next reset. `failed`: no spare row was left."""
+    """Errors of a GPU's memory. `enabled`: whether ECC is on. `uncorrected`: the number of errors since the driver was
+    loaded. Both are None if NVML does not report them. `pending`: a bad row or page will be replaced at the next reset.
+    `failed`: a bad row could not be replaced, because no spare row was left."""
 
     enabled: bool | None = None
     uncorrected: int | None = None
@@ -106,7 +107,7 @@ class EngineReading:
 
 @dataclass(frozen=True)
 class Xid:
-    """An error that the driver wrote to the kernel's log; `card`: its PCI bus id."""
+    """An error that the driver wrote to the kernel's log. `card`: the GPU's PCI bus id."""
 
     number: int
     card: str
@@ -169,8 +170,8 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Authorities:
-    """A file or folder of CA certificates that a variable or pip's configuration names; `certificates`: the number in a
-    file."""
+    """A file or folder of CA certificates, named by an environment variable or by pip's configuration (`variable`).
+    `certificates`: their number in a file; None for a folder."""
 
     variable: str
     path: str
@@ -191,10 +192,11 @@ class SiteReading:
 
 @dataclass(frozen=True)
 class Host:
-    """Everything read from a machine. `pci`: the number of NVIDIA GPUs on its PCI bus. `switches`: whether it has
-    NVSwitches. `fabric_manager`: whether the fabric manager runs, None where the host's processes are not visible.
-    `shm`: 0 without /dev/shm. `software`: toolkit, nccl, torch -> version. `late`: the sources that did not
-    answer in time; their fields are None or the defaults."""
+    """All data read from a machine. `pci`: the number of NVIDIA GPUs on its PCI bus. `switches`: whether it has
+    NVSwitches. `fabric_manager`: whether the fabric manager runs; None if the host's processes are not visible. `shm`:
+    the size of /dev/shm, 0 if it is missing. `memlock`: the bytes that a process may lock; None: no limit, or unknown.
+    `software`: short name (torch, nccl, nccl-system, toolkit) -> version. `late`: the parts of the reading that were
+    not completed in time; their fields are None or the defaults."""
 
     name: str
     time: str

@@ -1,6 +1,7 @@
 """Checks that the configured indexes, registries and proxies are reachable.
 
-It contacts no other host, and each host once with short time-outs. A host that does not answer raises no error.
+It contacts no other host, and each of these only once, with short time-outs. Nothing is raised if a host does not
+answer.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from envbuild.util import url_redaction
 from envbuild.util.network_settings import Network
 
 TIMEOUT = (1.5, 2.5)  # seconds: to connect, and to receive the response's head, which a busy machine sends late
-PLACE_SECONDS = 2.5  # for both together and the DNS look-up
+PLACE_SECONDS = 2.5  # for one host: the DNS look-up, the connection and the response's head
 MAX_PLACES = 32
 _LIMITS = Network()  # the defaults, because the site's settings may be wrong
 
 
 def index_answers(end: float) -> tuple[Answer, ...]:
-    """Requests every index, page and folder that pip and uv take packages from, in parallel. `end`: a value of
-    time.monotonic()."""
+    """Requests, in parallel, every index, page and folder that pip and uv take packages from. `end`: the value of
+    time.monotonic() at which to stop."""
     return _each(_index, index_config.package_sources(), end)
 
 
@@ -48,8 +49,8 @@ def _index(address: str) -> Answer:
 
 
 def mirrors(engine: EngineReading, end: float) -> tuple[Answer, ...]:
-    """Requests the mirrors of the default registry that the engine is configured with. `end`: a value of
-    time.monotonic()."""
+    """Requests the mirrors of the default registry in the engine's configuration. `end`: the value of time.monotonic()
+    at which to stop."""
     return _each(_registry, list(engine.mirrors), end)
 
 
@@ -63,7 +64,7 @@ def _registry(place: str) -> Answer:
     file = Path("/etc/docker/certs.d") / host / "ca.crt"
     authority = str(file) if file.is_file() else None
     name = urlsplit(f"//{host}").hostname or ""
-    # as docker does: plain http to this machine, or where a mirror's address begins with http://
+    # as docker does: plain http for this machine, and for a mirror whose address begins with http://
     plain = place.startswith("http://") or name in ("localhost", "127.0.0.1", "::1")
     return _ask(
         lambda: registry_http_and_auth.registry_session(authority, 1, _LIMITS),
@@ -82,7 +83,7 @@ def _each(function: Callable[[str], Answer], places: list[str], end: float = mat
 
 
 def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
-    """Requests an address but reads only the head of the response: an index's page may be 50 MB."""
+    """Requests an address, but reads only the head of the response, because the page of an index may have 50 MB."""
     try:
         with session() as http, http.get(address, stream=True, timeout=TIMEOUT) as answer:
             return Answer(short_address(address), answer.status_code, ahead=_ahead(answer))
@@ -91,7 +92,7 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
 
 
 def _words(error: Exception) -> str:
-    """Describes the error in our own words: the message of requests may contain addresses with secrets."""
+    """Describes an error of the package requests without its message, which may contain addresses with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
         return "this machine does not trust its certificate"
     if isinstance(error, requests.exceptions.ProxyError):
@@ -102,7 +103,11 @@ def _words(error: Exception) -> str:
 
 
 def _ahead(answer: requests.Response) -> float | None:
-    """The clock's difference by the response's Date and the Age that a cache adds, accurate to a second or two."""
+    """Returns by how many seconds this machine's clock is ahead of the server's; None if the response has no valid
+    Date.
+
+    The server's time is the response's Date plus the Age that a cache may have added, accurate to a second or two.
+    """
     date = answer.headers.get("Date", "")
     age = answer.headers.get("Age", "0")
     with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -112,7 +117,7 @@ def _ahead(answer: requests.Response) -> float | None:
 
 
 def proxies() -> tuple[Proxy, ...]:
-    """Tests the proxies of the environment: opens a connection to each and sends nothing."""
+    """Tests the proxies in the environment variables: opens a connection to each, and sends nothing."""
     found: dict[str, list[str]] = {}
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         for variable in (name, name.upper()):
@@ -149,10 +154,10 @@ _TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE
 
 
 def authorities() -> Iterator[Authorities]:
-    """Reads the certificate files that the environment and pip trust."""
+    """Reads the certificate files that environment variables and pip's configuration name."""
     named = {name: os.environ.get(name) for name in _TRUST} | {"pip's cert": index_config.certificate()}
     for variable, value in named.items():
-        several = variable == "SSL_CERT_DIR"  # a list of folders with separators, as PATH
+        several = variable == "SSL_CERT_DIR"  # a list of folders, separated like those in PATH
         for path in filter(None, value.split(os.pathsep) if several and value else [value]):
             yield _authorities(variable, path)
 

@@ -1,5 +1,5 @@
-"""Compares nodes and finds those that differ from the others. Pure. A node's own description is untrusted until
-parsed."""
+"""Compares the nodes of a cluster, and finds those that differ from the others. Pure. The description that a node
+returns is untrusted until parsed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from envbuild.doctor.check_result import (
 )
 from envbuild.doctor.machine_checks_and_suitability import VERSION
 from envbuild.doctor.machine_readings import clean
+from envbuild.util.errors import some
 
 MAX_BYTES = 1 << 20
-"""The largest document of one node."""
+"""The maximum size of one node's description."""
 _MOST = 8
-"""Nodes listed in a message; the others are only counted."""
+"""The maximum number of nodes that a message lists; the others are only counted."""
 _JOB = ("gpu.", "shm", "rdma", "clock")
 
 _Text = Annotated[str, StringConstraints(max_length=10_000), AfterValidator(lambda text: clean(text, 400))]
@@ -66,7 +67,7 @@ class _Check(_Part):
 
 
 class Described(_Part):
-    """The part of a machine's description that is read; everything else is ignored."""
+    """The part of the document of `doctor` that is compared; all other fields are ignored."""
 
     version: Literal[1]
     host: _Host
@@ -87,7 +88,7 @@ class Node:
 
 
 def parse(name: str, text: str | bytes) -> Node:
-    """Parses the output of `doctor --json` on a node. Never raises."""
+    """Parses the output of `doctor --json` on a node. Never raises: for an invalid text, the node has a `fault`."""
     if len(text) > MAX_BYTES:
         return Node(name, fault=f"its description is larger than {MAX_BYTES} bytes")
     try:
@@ -101,8 +102,8 @@ def parse(name: str, text: str | bytes) -> Node:
 
 @dataclass(frozen=True)
 class _Trait:
-    """A property that should be equal on all nodes. `severity`: the status if it differs; `tell`: gets a node's value,
-    None if the node has none."""
+    """A property that should be equal on all nodes. `severity`: the status of the check if it differs. `tell`: returns
+    a node's value, or None if the node does not report one."""
 
     id: str
     severity: Status
@@ -115,7 +116,7 @@ def _software(name: str) -> Callable[[Described], str | None]:
 
 
 def _sorted(names: Iterable[str]) -> str | None:
-    """Counts the names, in an order that does not depend on the slots of the GPUs."""
+    """Counts the names in alphabetical order, so that the result does not depend on the slots of the GPUs."""
     return counted(sorted(names)) or None
 
 
@@ -126,7 +127,7 @@ _TRAITS = (
     _Trait("same.memory", "warn", "plan for the smallest GPU",
            lambda node: _sorted(gib(gpu.memory_total) for gpu in node.gpus if gpu.memory_total)),
     _Trait("same.mig", "warn", "nvidia-smi -mig 0 on all nodes, or 1",
-           lambda node: (f"on {sum(gpu.mig for gpu in node.gpus)} of {len(node.gpus)}") if node.gpus else None),
+           lambda node: f"MIG on {sum(gpu.mig for gpu in node.gpus)} of {len(node.gpus)} GPUs" if node.gpus else None),
     _Trait("same.nccl", "fail", "run one image, or one environment, on all nodes", _software("nccl")),
     _Trait("same.nccl-system", "warn", "install one NCCL on all nodes, or none", _software("nccl-system")),
     _Trait("same.torch", "fail", "run one image, or one environment, on all nodes", _software("torch")),
@@ -149,13 +150,14 @@ class _Compared:
 
     @property
     def usual(self) -> tuple[str | None, int] | None:
-        """The value that more than half of the nodes have, and their number."""
+        """The value that more than half of the nodes have, and the number of these nodes; None if there is no such
+        value."""
         most = self.counts.most_common(1)
         return most[0] if most and 2 * most[0][1] > len(self.values) else None
 
     @property
     def odd(self) -> list[str]:
-        """The nodes with a different value; all nodes without a majority."""
+        """The nodes whose value differs from the usual one. If no value is usual, all nodes."""
         usual = self.usual
         return [name for name, value in self.values.items() if usual is None or value != usual[0]]
 
@@ -166,14 +168,15 @@ def _compared(nodes: Sequence[Node]) -> list[_Compared]:
 
 
 def compare_nodes(nodes: Sequence[Node]) -> list[Check]:
-    """Checks that every node answers, that its own checks pass, and that its traits are the same as on the other
-    nodes."""
+    """Checks that every node answers, that its own checks do not fail, and that its properties are the same as those of
+    the other nodes."""
     answered = {node.name: node.described for node in nodes if node.described}
     return [_answers(nodes), _sound(answered), *map(_same, _compared(nodes))]
 
 
 def odd(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """By node, the ids of the traits that differ from the majority; all nodes without a majority."""
+    """Returns node -> the ids of the checks whose value differs from the majority's. If no value has a majority, this
+    is a difference of every node."""
     found: dict[str, list[str]] = {}
     for compared in _compared(nodes):
         for name in compared.odd:
@@ -188,12 +191,12 @@ def _answers(nodes: Sequence[Node]) -> Check:
             "is envbuild installed there? ssh -o BatchMode=yes NODE envbuild doctor --json, or srun --nodelist=NODE"
         )
         return Check("node.answers", "fail", "; ".join(_some(silent)), remedy)
-    return ok("node.answers", f"all {len(nodes)}")
+    return ok("node.answers", f"all {some(len(nodes), 'node')}")
 
 
 def _sound(answered: Mapping[str, Described]) -> Check:
-    """The failed checks of the nodes that matter for a job. Builds may run elsewhere, so their checks do
-    not count."""
+    """Checks that no check that matters for a job failed on any node. Images may be built elsewhere, so checks that
+    matter only for a build do not count."""
     bad = [
         f"{name}: {check.id}: {check.detail}"
         for name, node in answered.items() for check in node.checks
@@ -217,14 +220,14 @@ def _same(compared: _Compared) -> Check:
     if len(values) == 1:
         return skipped_check(trait.id, "only one node answered")
     if len(counts) == 1:
-        return ok(trait.id, f"{next(iter(counts))} on all {len(values)}")
+        return ok(trait.id, f"{next(iter(counts))} on all {len(values)} nodes")
     if usual is None:
         groups = (
             f"{value or 'none'}: {', '.join(_some([n for n, v in values.items() if v == value]))}" for value in counts
         )
         return Check(trait.id, trait.severity, f"no majority: {'; '.join(groups)}", trait.remedy)
     differing = [f"{name} has {values[name] or 'none'}" for name in compared.odd]
-    detail = f"{', '.join(_some(differing))}; the other {usual[1]} have {usual[0] or 'none'}"
+    detail = f"{', '.join(_some(differing))}; the other {usual[1]} nodes have {usual[0] or 'none'}"
     return Check(trait.id, trait.severity, detail, trait.remedy)
 
 
@@ -236,8 +239,8 @@ def _some(texts: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node. `state`: different if a check found that it differs from the others (`differences`: the ids of those
-    checks), unknown without a description (`fault`: why)."""
+    """A node. `state`: different if it differs from the other nodes; `differences` then has the ids of the checks that
+    found this. unknown: the node's description is missing; `fault` is the reason."""
 
     name: str
     state: Literal["same", "different", "unknown"]
@@ -248,7 +251,7 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class ClusterDocument:
-    """The document of `doctor --cluster`. A node's description has only the compared values."""
+    """The document of `doctor --cluster`. The description of a node contains only the values that are compared."""
 
     version: int
     state: CheckState

@@ -37,8 +37,8 @@ _FABRIC = {
 
 
 def read(root: Path = Path("/")) -> DriverReading:
-    """Reads driver and GPUs; never raises. `fault` is the reason why NVML cannot be used, `lost` lists GPUs that do not
-    answer."""
+    """Reads the driver and the GPUs. Never raises: `fault` is the reason if NVML cannot be used, and `lost` has an
+    error for each GPU that does not answer."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -119,7 +119,8 @@ def _fabric(handle: Any) -> str | None:
 
 
 def _holders(handle: Any, root: Path) -> Iterator[Holder]:
-    """The processes that compute or draw on a GPU. A process that does both is listed once, with all of its memory."""
+    """Yields the processes that compute or draw on a GPU. A process that does both is yielded once, with all of its
+    memory."""
     held: dict[int, int | None] = {}
     for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _ask(function, handle) or ():
@@ -133,7 +134,8 @@ def _holders(handle: Any, root: Path) -> Iterator[Holder]:
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None where the GPU or the driver has none. Raises NVMLError for an error of the GPU."""
+    """Calls a function of NVML. Returns None if the GPU or the driver does not support it. Raises NVMLError for other
+    errors."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""Runs readers in parallel. Each may hang, for example at a wedged driver or a name server that does not answer."""
+"""Runs tasks in parallel with a time limit. A task may hang, for example because of a driver or a name server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 def run_in_parallel(tasks: Sequence[Callable[[], T]], seconds: float) -> list[T | None]:
     """Runs the tasks and returns their results in order; None for a task that takes longer than `seconds`.
 
-    The thread of such a task is left running, and ends with the process at the latest. An exception of a task is raised
-    here.
+    The thread of a task that takes longer is left running, and ends with the process at the latest. If a task raises an
+    exception, this function raises it.
     """
     results: list[T | None] = [None] * len(tasks)
     raised: list[BaseException] = []

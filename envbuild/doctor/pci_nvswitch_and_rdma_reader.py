@@ -1,6 +1,6 @@
-"""Reads a machine's PCI bus, NVSwitches, fabric manager, RDMA ports and locked memory.
+"""Reads a machine's PCI bus, NVSwitches, fabric manager, RDMA ports and limit of locked memory.
 
-It never raises for something that is missing or not readable.
+Nothing is raised if something is missing or cannot be read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from envbuild.doctor.machine_readings import Port, clean
 
-_NVIDIA, _DISPLAY, _3D = "0x10de", "0x0300", "0x0302"  # PCI vendor, and the two device classes of its GPUs
+_NVIDIA, _DISPLAY, _3D = "0x10de", "0x0300", "0x0302"  # NVIDIA's PCI vendor id, and the two device classes of its GPUs
 _FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names after 15 characters
 
 
 def pci(root: Path) -> int | None:
-    """The number of NVIDIA GPUs on the PCI bus; None where the kernel does not list the bus."""
+    """The number of NVIDIA GPUs on the PCI bus; None if the kernel does not list the bus's devices."""
     folder = root / "sys" / "bus" / "pci" / "devices"
     if not folder.is_dir():
         return None
@@ -25,12 +25,12 @@ def pci(root: Path) -> int | None:
 
 
 def switches(root: Path) -> bool:
-    """Whether the driver has NVSwitches."""
+    """Whether the driver has created devices for NVSwitches."""
     return any(root.glob("dev/nvidia-nvswitch[0-9]*")) or any(root.glob("proc/driver/nvidia-nvswitch/devices/*"))
 
 
 def fabric_manager(root: Path) -> bool | None:
-    """Whether the fabric manager runs; None where the host's processes are not visible, as in a container."""
+    """Whether the fabric manager runs; None if the host's processes are not visible, as in a container."""
     if _word(root / "proc" / "2" / "comm") != "kthreadd":
         return None
     return any(_word(file) == _FABRIC_MANAGER for file in root.glob("proc/[0-9]*/comm"))

@@ -1,4 +1,4 @@
-"""What a profile requires of a machine: GPUs, driver, disk space."""
+"""Determines what a profile requires of a machine: GPUs, driver, disk space."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from envbuild.util.errors import EnvbuildError
 
 @dataclass(frozen=True)
 class Need:
-    """The requirements of a profile. `gpus`: ids in the facts, empty for CPU profiles. `driver`: the oldest one that
-    works, None where unknown. `fetched`, `built`: bytes that a build needs in our cache and in the engine, None without
-    a lock. `pulls`: the base is an image from a registry. `cli_words`: the name of the profile on a command line."""
+    """The requirements of a profile. `gpus`: ids of GPU models in the facts; empty for a CPU profile. `driver`: the
+    oldest driver that works; None if unknown. `fetched`, `built`: the bytes that a build needs in envbuild's cache and
+    in the engine; None without a lock. `pulls`: whether the base is an image from a registry. `cli_words`: the name of
+    the profile on the command line."""
 
     profile: str
     gpus: tuple[str, ...]
@@ -39,7 +40,7 @@ class Need:
         return tuple(known[name] for name in self.gpus if name in known)
 
     def runs_on(self, driver: str) -> bool:
-        """Whether a driver is new enough, including the compatibility libraries that the profile may bring."""
+        """Whether a driver is new enough. `self.driver` takes the profile's compatibility libraries into account."""
         return self.driver is None or Version(driver) >= Version(self.driver)
 
 
@@ -63,8 +64,8 @@ def needs_of(loaded: LoadedProfile) -> Need:
 
 
 def all_needs() -> Iterator[Need]:
-    """The requirements of all readable profiles. The errors of other profiles are reported by the commands that use
-    them."""
+    """Yields the requirements of all valid profiles. The errors in other profiles are reported by the commands that use
+    these profiles."""
     for name in profile_and_lock_name_lookup.profile_names():
         try:
             yield needs_of(profile_reader_and_overrides.load(name))

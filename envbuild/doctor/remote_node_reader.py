@@ -1,4 +1,4 @@
-"""Describes the nodes of a cluster: runs `doctor --json` on each through ssh or srun, or reads saved descriptions."""
+"""Describes the nodes of a cluster: runs `doctor --json` on each node with ssh or srun, or reads saved descriptions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ SLURM = "slurm"
 PARALLEL = 32
 MAX_NODES = 4096
 SECONDS = 40.0
-"""Seconds for one node: doctor takes 5, a connection at most 10; a busy scheduler needs time to start a step."""
+"""Seconds for one node. doctor takes 5, a connection takes at most 10, and a busy scheduler needs time to start a job
+step."""
 # Excludes words that ssh could take for an option, and characters that a remote shell would interpret.
 _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
 _PROGRAM = re.compile(r"[A-Za-z0-9_~./][A-Za-z0-9_./+-]{0,500}")
 
 
 def gather_nodes(source: str) -> list[Node]:
-    """Describes the nodes of `slurm` (the current allocation), of a YAML file (`hosts: [...]`, and `envbuild:`, the
-    path of the program on the nodes), or of a folder of JSON files. Raises FileError for any other source, and
-    UsageError outside an allocation."""
+    """Describes the nodes that `source` names: `slurm` (the current allocation), a YAML file, or a folder of JSON
+    files.
+
+    The YAML file has the keys `hosts` (a list) and `envbuild` (the path of the program on the nodes). Raises FileError
+    for any other source, and UsageError for `slurm` outside of an allocation.
+    """
     if source == SLURM:
         return _run(_slurm())
     path = Path(source)
@@ -41,7 +45,7 @@ def gather_nodes(source: str) -> list[Node]:
 
 
 def _ssh(file: Path) -> dict[str, list[str]]:
-    """Name -> command line."""
+    """Returns node name -> the command that describes the node, for the nodes in a YAML file."""
     found = yaml_and_project_paths.read(file, FileError)
     hosts, program = found.data.get("hosts"), found.data.get("envbuild", "envbuild")
     faults = [found.fault((key,), "unknown key (known: hosts, envbuild)") for key in sorted(set(found.data) - _KEYS)]
@@ -63,8 +67,8 @@ _KEYS = {"hosts", "envbuild"}
 
 
 def _slurm() -> dict[str, list[str]]:
-    """The commands for each node of the allocation. They use this Python interpreter: clusters share their file
-    system."""
+    """Returns node name -> the command that describes the node, for the nodes of the allocation. The commands use the
+    path of this Python interpreter, because the nodes of a cluster share their file system."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
         raise UsageError("not in a Slurm allocation", hint="salloc -N 4 envbuild doctor --cluster slurm")
@@ -82,8 +86,8 @@ def _slurm() -> dict[str, list[str]]:
 
 
 def _run(commands: dict[str, list[str]]) -> list[Node]:
-    """Runs all commands and returns the nodes in order. An interruption ends the running commands and starts no
-    more."""
+    """Runs all commands, and returns the nodes in the same order. An exception, such as an interrupt, ends the running
+    commands and starts no more."""
     stop = Stop()
     with ThreadPoolExecutor(PARALLEL) as pool:
         futures = [pool.submit(_one, name, command, stop) for name, command in commands.items()]
@@ -96,7 +100,7 @@ def _run(commands: dict[str, list[str]]) -> list[Node]:
 
 
 def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
-    """Runs one command. Exit code 5 is valid too: doctor ends with it when a check fails."""
+    """Runs one command. Exit code 5 is valid too: doctor returns it if a check fails."""
     try:
         done = run(command, timeout=SECONDS, limit=MAX_BYTES, stop=stop)
     except ProcessMissing:
@@ -106,13 +110,12 @@ def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
     if done.cut:
         return Node(name, fault=f"its output is larger than {MAX_BYTES} bytes")
     if done.code not in (0, 5) or not done.stdout.strip():
-        return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no message'}")
+        return Node(name, fault=f"{command[0]} ended with exit code {done.code}: {clean(done.stderr) or 'no message'}")
     return parse(name, done.stdout)
 
 
 def _read(folder: Path) -> list[Node]:
-    """One node for each JSON file. The file's name is the node's name, because names that machines report may be
-    equal."""
+    """Returns one node for each JSON file, named after the file, because several machines may report the same name."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise FileError(f"no JSON files in {folder}", hint="on each node: envbuild doctor -o FOLDER/$(hostname).json")

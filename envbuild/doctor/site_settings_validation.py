@@ -1,4 +1,4 @@
-"""Validates all of the site's settings: collects the errors that the commands would report one by one."""
+"""Validates all settings of the site, and collects the errors that commands would report one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS = ("signing_key", "public_key")
 
 
 def read() -> SiteReading:
-    """Read the settings file and validate it. Raises FactsError for invalid facts of the site."""
+    """Read the settings file and validate it. Raises FactsError if the site's own facts are invalid."""
     name = display(user_folders.config_file())
     try:
         found = site_faults()
@@ -36,7 +36,8 @@ def read() -> SiteReading:
 
 
 def site_faults() -> list[Fault]:
-    """All errors in the settings. Raises SettingsError if the file cannot be read, and FactsError for invalid facts."""
+    """Return all errors in the settings. Raises SettingsError if the file cannot be read, and FactsError if the site's
+    own facts are invalid."""
     knows = database.gpus().__contains__
     document, above = settings.settings_document()
     found = [*above, *_keys(document.data)]
@@ -51,7 +52,7 @@ def site_faults() -> list[Fault]:
 
 
 def complete(error: SettingsError) -> None:
-    """Adds all other errors in the settings file to the error that a command found first."""
+    """Add all other errors in the settings file to `error`, the one that a command found first."""
     file = display(user_folders.config_file())
     if error.faults and all(fault.file == file for fault in error.faults):
         try:

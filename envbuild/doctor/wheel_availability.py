@@ -1,5 +1,5 @@
-"""Checks that the configured indexes have every file of a lock. It reads only the index pages and downloads no
-files."""
+"""Checks that the configured indexes have every wheel of a lock. It reads only the index pages, and downloads no
+wheel."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from envbuild.util.errors import NetworkError, some
 
 WHEELS = "wheels"
 """The id of the check."""
-_MOST = 5  # files listed in the message
+_MOST = 5  # maximum number of files in the message
 
 
 def check_wheels(loaded: LoadedProfile, checks: Sequence[Check]) -> Check:
-    """Checks the files of a profile's lock. `checks`: the checks of the machine; if an index does not answer, none is
-    read."""
+    """Checks that every wheel of a profile's lock is in the cache or on a configured index. `checks`: the checks of the
+    machine; no index is read if their check `index` failed."""
     locked = lock_file.read(loaded.known_lock)
     if locked is None:
         return skipped_check(WHEELS, "no lock yet")

@@ -1,8 +1,8 @@
-"""Describes a tested environment: the digest of its locked files, and everything else that its programs load. Pure.
+"""Describes a tested Python environment by the digest of its locked files, and by all other files that it loads. Pure.
 
 The digest is the sha256 over the lines `PATH NUL SHA256 LF`, sorted by path, of the files that the locked wheels
-install below site-packages, without RECORD, METADATA and bytecode. RECORD only says which files these are: if its
-content is false, the digest differs.
+install below site-packages. Bytecode, RECORD, METADATA and other files that installers change are left out. RECORD is
+used only to find the files: if its content is false, the digest differs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from envbuild.util.errors import CheckFailed, printable, some
 
 Sha256Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _INFO = ".dist-info"
-# Files in .dist-info that an installer adds or an override changes, so that they differ from the wheel's.
+# Files in .dist-info that may differ from those in the wheel: an installer adds them, or an override changes them.
 _INSTALLERS = frozenset(("INSTALLER", "REQUESTED", "RECORD", "METADATA", "direct_url.json", "uv_cache.json"))
-_MOST = 10  # differences that are listed
+_MOST = 10  # maximum number of differences in a message
 
 
 class _EnvironmentPart(BaseModel):
@@ -35,7 +35,7 @@ class _EnvironmentPart(BaseModel):
 
 
 class FileGroup(_EnvironmentPart):
-    """The files of a folder, or a single file. `sha256`: their digest, computed as `files_digest` does."""
+    """The files of a folder, or a single file. `sha256`: their digest, as computed by `files_digest`."""
 
     name: str
     files: int
@@ -48,7 +48,7 @@ class MeasuredFile(_EnvironmentPart):
 
 
 class MeasuredInterpreter(_EnvironmentPart):
-    """The interpreter. `libpython`: of its shared library, if it has one."""
+    """The interpreter. `executable`, `libpython`: sha256 of its program, and of its shared library if it has one."""
 
     version: str
     executable: Sha256Hex
@@ -57,12 +57,17 @@ class MeasuredInterpreter(_EnvironmentPart):
 
 
 class MeasuredEnvironment(_EnvironmentPart):
-    """An environment. `sha256`: the digest of its locked files, the subject of evidence; `distributions`: the locked
-    ones, with their versions. `path`: sys.path, without the standard library; `further`: all other files below it, by
-    the first part of their path, with further distributions and `.pth` files. `loaded`: folders and files that the
-    loader takes libraries from, CUDA's from elsewhere included; `library_path`: the folders of LD_LIBRARY_PATH with
-    libraries, and `preloaded`: the files of LD_PRELOAD, both in order. In paths, {site} is the folder with the locked
-    distributions, {prefix} the environment and {base} the Python that it was made from."""
+    """An environment. `sha256`: the digest of its locked files, which is the subject of evidence. `distributions`: the
+    locked distributions, with their versions.
+
+    `path`: sys.path without the standard library. `further`: all other files below these folders, grouped by the first
+    part of their path; this includes other distributions and `.pth` files. `loaded`: the folders from which the dynamic
+    loader takes libraries, and CUDA libraries in other folders. `library_path`: the folders of LD_LIBRARY_PATH that
+    contain libraries, in order. `preloaded`: the files of LD_PRELOAD, in order.
+
+    In paths, {site} is the folder with the locked distributions, {prefix} the environment, and {base} the Python that
+    the environment was created from.
+    """
 
     sha256: Sha256Hex
     files: int
@@ -85,8 +90,8 @@ class MeasuredEnvironment(_EnvironmentPart):
 
 @dataclass(frozen=True)
 class _Home:
-    """The folder with the locked distributions, and their files' hashes by path. `own`: paths in their .dist-info
-    folders that are not compared."""
+    """The folder with the locked distributions. `locked`: path -> sha256 of their files. `own`: paths of files in their
+    .dist-info folders that are not compared."""
 
     folder: FolderFiles
     locked: Mapping[str, str]
@@ -94,7 +99,7 @@ class _Home:
 
 
 def files_digest(files: Mapping[str, str]) -> str:
-    """Return the digest of files: their sha256, hex, by path."""
+    """Return the digest (hex) of several files. `files`: path -> sha256 (hex)."""
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + files[path].encode() + b"\n")
@@ -102,8 +107,8 @@ def files_digest(files: Mapping[str, str]) -> str:
 
 
 def is_compared(path: str) -> bool:
-    """Whether a file of a wheel, by its path below site-packages, is part of the digest. RECORDs of distributions that
-    a package bundles are not."""
+    """Whether a wheel's file is part of the digest. `path`: relative to site-packages. A RECORD never is, not even that
+    of a distribution which a package bundles."""
     folder, _, name = path.rpartition("/")
     is_info = folder.endswith(_INFO)
     is_note = is_info and (name == "RECORD" or ("/" not in folder and name in _INSTALLERS))
@@ -113,7 +118,8 @@ def is_compared(path: str) -> bool:
 def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> MeasuredEnvironment:
     """Return the description of an environment. `locked`: the versions of the locked distributions.
 
-    Raises CheckFailed if a locked distribution is not installed, or has a file that is missing or a symbolic link.
+    Raises CheckFailed if a locked distribution is not installed in its version, or if a file of it is missing or a
+    symbolic link.
     """
     home, report = _home(files, locked), files.report
     names = _names(report, home.folder.folder)
@@ -154,8 +160,8 @@ def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> M
 def require_locked_files(
     files: EnvironmentFiles, locked: Mapping[str, str], wheels: Iterable[Mapping[str, str]]
 ) -> None:
-    """Raise CheckFailed unless the locked distributions have exactly the files of their wheels. `wheels`: for each, the
-    sha256 by path below site-packages."""
+    """Raise CheckFailed unless the locked distributions have exactly the files of their wheels, and no other file hides
+    one of these. `wheels`: for each wheel, path below site-packages -> sha256."""
     found = _home(files, locked).locked
     expected = {path: sha for wheel in wheels for path, sha in wheel.items() if is_compared(path)}
     wrong = [f"{path} is missing, or RECORD does not list it" for path in expected if path not in found]
@@ -166,14 +172,18 @@ def require_locked_files(
 
 
 def unlocked_names(measured: MeasuredEnvironment) -> list[str]:
-    """Return the names of the files and folders next to the locked distributions, without metadata."""
+    """Return the names of the files and folders in site-packages that belong to no locked distribution, without
+    .dist-info folders."""
     names = [group.name.removeprefix("{site}/") for group in measured.further if group.name.startswith("{site}/")]
     return [name for name in names if not name.endswith(_INFO)]
 
 
 def _hiding_files(files: EnvironmentFiles, locked: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files that Python imports, or that torch loads, instead of a locked one: in site-packages, in an
-    earlier folder of sys.path, or in the standard library. Then the self-test does not test the locked files."""
+    """Yield a message for each file that Python imports, or that torch loads, instead of a locked file.
+
+    The file is in site-packages, in an earlier folder of sys.path, or in the standard library. Because of such a file,
+    the self-test would not test the locked file.
+    """
     home = _home(files, locked)
     modules = {name for path in home.locked if (name := _module(path))}
     before = list(takewhile(lambda one: one is not home.folder, files.folders))
@@ -195,8 +205,8 @@ def _module(path: str) -> str | None:
 
 
 def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironment, *, with_gpu: bool) -> list[str]:
-    """Return what changed; empty if evidence on `before` is valid for `now`. `with_gpu`: the driver and the GPU models
-    must be the same too."""
+    """Return a message for each difference; none if evidence about `before` is valid for `now`. `with_gpu`: compare
+    also the driver and the GPU models."""
     found = [] if before.sha256 == now.sha256 else ["files of the locked distributions changed"]
     if before.distributions != now.distributions:
         found.append("the locked distributions differ")
@@ -277,7 +287,7 @@ def _require(wrong: list[str]) -> None:
 
 
 def _infos(folder: FolderFiles) -> Iterator[tuple[str, str, str]]:
-    """Yield the .dist-info folder of each distribution, its normalised name and its version."""
+    """Yield (.dist-info folder, normalised name, version) of each distribution in a folder."""
     for path in folder.records:
         info = path.partition("/")[0]
         name, _, version = info.removesuffix(_INFO).partition("-")
@@ -292,7 +302,8 @@ def _same_version(first: str, second: str) -> bool:
 
 
 def _recorded(folder: FolderFiles, info: str) -> Iterator[str]:
-    """Yield the paths in a RECORD that are part of the digest. Raises CheckFailed for an invalid RECORD."""
+    """Yield the paths in the RECORD of the .dist-info folder `info` that are part of the digest. Raises CheckFailed if
+    the RECORD is invalid."""
     try:
         rows = wheel_installed_files.parse_record(folder.records[f"{info}/RECORD"])
     except ValueError as error:
@@ -303,7 +314,7 @@ def _recorded(folder: FolderFiles, info: str) -> Iterator[str]:
 
 
 def _groups(label: str, files: Mapping[str, str]) -> Iterator[FileGroup]:
-    """Yield a group for each first part of the paths."""
+    """Yield one group for all files whose paths have the same first part. `label`: the folder's name in the result."""
     parts: dict[str, dict[str, str]] = defaultdict(dict)
     for path, sha in files.items():
         parts[path.partition("/")[0]][path] = sha
@@ -320,7 +331,7 @@ def _file(files: EnvironmentFiles, path: str | None, names: Mapping[str, str]) -
 
 
 def _names(report: InterpreterReport, home: str) -> dict[str, str]:
-    """The placeholder of each folder, the innermost first."""
+    """Return folder -> placeholder, the innermost folder first. `home`: the folder with the locked distributions."""
     words = dict(zip(report.prefixes, ("{prefix}", "{base}"), strict=False))
     return {home: "{site}", **dict(sorted(words.items(), key=lambda item: -len(item[0])))}
 
@@ -333,5 +344,5 @@ def _named(path: str, names: Mapping[str, str]) -> str:
 
 
 def _escaped(name: str) -> str:
-    """A name as printable text; different names have different texts."""
+    """Return a name as printable text. Different names give different texts."""
     return name if name.isprintable() and "\\" not in name else ascii(name)

@@ -1,8 +1,9 @@
-"""Stores evidence: an in-toto statement about one image, or environment, on one GPU model, and the run record that it
-refers to.
+"""Stores evidence: an in-toto statement about one image or environment on one GPU model, and the run record that the
+statement refers to.
 
-The files are in the user's state folder, by image id, or by the digest of the environment. The statement is written
-last, so an existing statement is complete. `verified` is computed from the evidence every time, never stored.
+The files are in the user's state folder, in a subfolder named after the image id or the digest of the environment. The
+statement is written after the run record, so the record of an existing statement is complete. Whether an image is
+verified is never stored, but computed from the evidence every time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _PUBLISHED = {"runner", "engine", "unconfined"}
 
 @dataclass(frozen=True)
 class Statement:
-    """An in-toto Statement v1. `subjects`: name and sha256 (hex) of everything that it is about."""
+    """An in-toto Statement v1. `subjects`: name and sha256 (hex) of each subject."""
 
     subjects: tuple[tuple[str, str], ...]
     predicate_type: str
@@ -71,15 +72,16 @@ def run_record(
     finished: datetime.datetime,
     machine: Mapping[str, object] | None = None,
 ) -> RunRecord:
-    """Return the run record: one document with everything that was measured, named by the sha256 of its bytes.
+    """Return the run record: one document with everything that the run measured.
 
-    `before`: the records of what was `tested` that existed already. A later pass overrides a failure listed there,
-    independently of any clock. `machine`: processor, cores, memory and system of the engine's machine, if it is this
-    machine. `where`: for a run elsewhere, the runner, its engine and the missing confinement; empty for a run here.
-    Other data of the runner (node, job, ...) would identify a site's machines in the published record, so `save` stores
-    it in a separate file.
+    `machine`: processor, cores, memory and system of the engine's machine, if that is this machine.
 
-    Raises CheckFailed if the self-test reported something that a record cannot contain.
+    In the record, `before` lists the existing records about the same image or environment. A pass overrides a failure
+    that it lists, independently of any clock. `where` has the runner, its engine and the missing confinement; it is
+    empty for a run in this machine's engine. Other data of the runner (node, job, ...) would identify a site's machines
+    in the published record, so `save` stores it in a separate file.
+
+    Raises CheckFailed if the self-test reported data that a record cannot contain.
     """
     subject: dict[str, object]
     if isinstance(tested, MeasuredEnvironment):
@@ -111,7 +113,7 @@ def run_record(
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
         "environment": dict(run.environment),
-        # the output of a script is shown, but not published
+        # the output of a profile's own script is shown, but not published
         "results": [result.model_dump(exclude={"output"}, exclude_unset=True) for result in run.results],
         "errors": list(run.errors),
     }
@@ -124,7 +126,7 @@ def run_record(
 
 
 def gpu_of(run: TestRun) -> RecordedGpu | None:
-    """Return the GPUs as measured by env.identity; None for the CPU."""
+    """Return the GPUs that the probe env.identity measured; None for a run on the CPU."""
     traits, cards = _measured_gpus(run)
     if not cards:
         return None
@@ -139,7 +141,8 @@ def gpu_of(run: TestRun) -> RecordedGpu | None:
 
 
 def _recorded_gpu(run: TestRun) -> dict[str, object] | None:
-    """Return `gpu_of` with all other measurements of the first GPU, and with `uuids`: the sha256 of each GPU's UUID."""
+    """Return the fields of `gpu_of`, all other measurements of the first GPU, and `uuids`: the sha256 of each GPU's
+    UUID."""
     gpu, (_, cards) = gpu_of(run), _measured_gpus(run)
     if gpu is None:
         return None
@@ -148,34 +151,35 @@ def _recorded_gpu(run: TestRun) -> dict[str, object] | None:
 
 
 def _measured_gpus(run: TestRun) -> tuple[Mapping[str, object], list[dict[str, object]]]:
-    """Return the traits of env.identity, and those of each GPU; no GPUs if their list is invalid."""
+    """Return all measurements of the probe env.identity, and those of each GPU. If the list of GPUs is invalid, it is
+    returned empty."""
     traits = next((result.traits for result in run.results if result.probe == "env.identity"), {})
     cards = traits.get("gpus")
     return traits, cards if isinstance(cards, list) and all(isinstance(card, dict) for card in cards) else []
 
 
 def test_outcome(record: RunRecord) -> str:
-    """Return FAILED, WARNED if a required probe did not pass, or PASSED."""
+    """Return FAILED if the run failed, else WARNED if a required probe did not pass, else PASSED."""
     if failures(record):
         return "FAILED"
     return "PASSED" if set(record.selftest.require) <= set(record.by_status("passed")) else "WARNED"
 
 
 def test_statement(record: RunRecord, record_digest: str) -> Statement:
-    """Return the test result v0.1 of a record, according to its schema. `record_digest`: sha256, hex."""
+    """Return the in-toto test result v0.1 about a record. `record_digest`: the record's sha256, hex."""
     described = {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"}
     subject = (subject_name(record), _hex(record.subject))
     return Statement((subject,), TEST_RESULT, test_predicate(record, described))
 
 
 def subject_name(record: RunRecord) -> str:
-    """Return the name of a record's subject: the repository of an image, or `environment/` and the profile."""
+    """Return the name of a record's subject: the repository of an image, or `environment/PROFILE`."""
     return f"environment/{record.profile}" if record.installed else repository(record.profile)
 
 
 def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[str, object]:
-    """Return the predicate of a test result; a skipped probe is in no list. `described`: the resource descriptor of the
-    record."""
+    """Return the predicate of a test result. It does not list skipped probes. `described`: the resource descriptor of
+    the record."""
     model, own = model_of(record), record.selftest.own
     passed, failed = ([f"{model}/{name}" for name in record.by_status(status)] for status in ("passed", "failed"))
     return {
@@ -192,8 +196,8 @@ def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[s
 
 
 def save(record: RunRecord, where: RunLocation | None = None) -> Path:
-    """Write the record, then the statement that refers to it; return the statement's path. `where`: everything that
-    a cluster's runner reported about the run. It is written to a file next to the two; no code reads this file."""
+    """Write the record, then the statement that refers to it, and return the statement's path. `where`: all data that a
+    cluster's runner reported about the run. It is written to a third file, which no code reads."""
     text = record.encoded
     digest = hashlib.sha256(text.encode()).hexdigest()
     folder = _folder(record.subject)
@@ -206,22 +210,22 @@ def save(record: RunRecord, where: RunLocation | None = None) -> Path:
 
 
 def save_envelope(statement_file: Path, envelope: Mapping[str, object]) -> Path:
-    """Write the signed form of a statement next to it: a single file that can be given to others."""
+    """Write the signed form of a statement next to the statement. It is a single file that can be given to others."""
     file = statement_file.with_name(f"{record_digest(statement_file)}.dsse.json")
     write_atomically(file, json.dumps(envelope, sort_keys=True))
     return file
 
 
 def run_of(statement_file: Path, image_id: str) -> TestRun:
-    """Return the run that a proof's statement refers to. Raises FileNotFoundError if it has disappeared."""
+    """Return the run that a statement refers to. Raises FileNotFoundError if its record is missing or damaged."""
     record = record_of(statement_file, image_id)
     return TestRun(tuple(record.results), record.environment, record.start, tuple(record.errors), record.seconds)
 
 
 def record_of(statement_file: Path, image_id: str | None = None) -> RunRecord:
-    """Return the record that a statement refers to. If no image is given, the folder's name is the image's id.
+    """Return the record that a statement refers to. `image_id`: if None, the name of the statement's folder.
 
-    Raises FileNotFoundError if the record has disappeared or is damaged.
+    Raises FileNotFoundError if the record is missing or damaged.
     """
     record = _read(statement_file, image_id or f"sha256:{statement_file.parent.name}")
     if record is None:
@@ -248,10 +252,12 @@ def newest_proofs(
     models: Sequence[str] = (CPU,),
     environment: MeasuredEnvironment | None = None,
 ) -> list[Proof]:
-    """Return for each model the newest valid evidence, or else the newest evidence with the reason why it is not valid.
-    `environment`: the subject, if it is not an image; evidence is valid only for exactly this environment.
+    """Return for each GPU model the newest valid evidence. Without valid evidence, return the newest evidence with the
+    reason why it is not valid.
 
-    If there is evidence of a later format, no evidence is valid: the later one may report a failed self-test.
+    `environment`: the environment, if the evidence is not about an image; only evidence about exactly this environment
+    is valid. If some evidence has a newer format than this envbuild reads, no evidence is valid, since it may report a
+    failed self-test.
     """
     found = stored(image_id)
     known = {path for path, _ in found}
@@ -264,7 +270,8 @@ def newest_proofs(
 
 
 def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
-    """Whether this image was ever verified for profile `name` and one of `locks`, by any version of the self-test."""
+    """Whether a run of any version of the self-test ever passed for this image, the profile `name` and one of
+    `locks`."""
     return any(
         record.profile == name and record.lock in locks and test_outcome(record) == "PASSED"
         for _, record in stored(image_id)
@@ -272,7 +279,7 @@ def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
 
 
 def stored(image_id: str) -> list[tuple[Path, RunRecord]]:
-    """Return all intact evidence on an image, the newest first."""
+    """Return (statement file, record) for all intact evidence about an image or environment, the newest first."""
     paths = _folder(image_id).glob("*.statement.json")
     return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
 
@@ -282,7 +289,7 @@ def newest_first(found: Iterable[tuple[Path, RunRecord]]) -> list[tuple[Path, Ru
 
 
 def _newer(path: Path) -> str | None:
-    """Return why a statement's record cannot be read, if its format is newer; else None."""
+    """Return a message if the format of a statement's record is newer than this envbuild reads; else None."""
     try:
         validate_record(json.loads(record_text(path)))
     except Newer as newer:
@@ -293,7 +300,8 @@ def _newer(path: Path) -> str | None:
 
 
 def _read(path: Path, image_id: str) -> RunRecord | None:
-    """Return the record of a statement; None unless both, their file names and the image match byte for byte."""
+    """Return the record that a statement refers to. Returns None unless the record gives exactly this statement, and
+    the record's digest and image match the statement's file name and `image_id`."""
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         text = record_text(path)

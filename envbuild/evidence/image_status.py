@@ -1,5 +1,4 @@
-"""Computes the status of an image from the lock, the image, its build record and the evidence, each time it is
-needed."""
+"""Computes the status of a profile's image from the lock, the engine's images, the build records and the evidence."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
 @dataclass(frozen=True)
 class StatusDocument:
     """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the state of
-    the tag `verified`: correct; missing; moved by hand; unknown: set by another user or machine; outdated: on another
-    image."""
+    the tag `verified`: correct; missing; moved: by hand; unknown: set by another user or machine; outdated: it names a
+    different image."""
 
     profile: str
     state: ImageState
@@ -80,8 +79,8 @@ class Status:
 
 
 def compute(engine: Engine, loaded: LoadedProfile) -> Status:
-    """Compute the status of a profile's image. Raises ProfileError or LockError if the profile or the lock is
-    invalid."""
+    """Compute the status of a profile's image, for the lock on disk. Raises ProfileError or LockError if the profile or
+    the lock is invalid."""
     plan = plan_resolver.resolve(loaded)
     locked = lock_file.read(loaded.known_lock)
     if locked is None:
@@ -93,7 +92,8 @@ def compute(engine: Engine, loaded: LoadedProfile) -> Status:
 
 
 def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale: list[str]) -> Status:
-    """Compute the status from a lock. `stale`: the parts of the lock that no longer match the profile."""
+    """Compute the status of a profile's image for a lock. `stale`: the parts of the lock that no longer match the
+    profile."""
     name, profile = loaded.name, loaded.profile
     named = repository(name)
     tags = engine.tags(named)
@@ -116,20 +116,20 @@ def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale:
 
 
 _TAG_REASONS: Mapping[TagState | None, str] = {
-    "missing": "the tag verified is missing",
-    "moved": "the tag verified was moved by hand: this machine has no evidence that its image was verified for this "
-    "profile",
-    "outdated": "the tag verified names a different image: an earlier one, or that of another profile with the same "
-    "name",
-    "unknown": "the tag verified names an image of this lock, but this state folder has no record and no evidence of "
-    "it: another user or machine built it, or the folder was lost",
+    "missing": "the tag 'verified' is missing",
+    "moved": "the tag 'verified' was moved by hand: this machine has no evidence that the image with this tag was "
+    "verified for this profile",
+    "outdated": "the tag 'verified' names a different image: an earlier image of this profile, or the image of another "
+    "profile with the same name",
+    "unknown": "the tag 'verified' names an image of this lock, but the state folder has no build record and no "
+    "evidence for this image: another user or machine built it, or the folder was lost",
 }
 
 
 def _tag(
     engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
 ) -> TagState | None:
-    """Compare the tag `verified` with the evidence; None if it is missing and should be."""
+    """Compare the tag `verified` with the evidence. Returns None if the tag does not exist and no image is verified."""
     handle = tags.get(VERIFIED)
     if handle is None:
         return "missing" if is_proved else None

@@ -1,4 +1,4 @@
-"""Determines the evidence that a profile requires, and the evidence on disk for its lock. Uses no engine."""
+"""Determines the evidence that a profile requires, and finds the evidence on disk for its lock. Needs no engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def models_to_prove(profile: Profile) -> tuple[str, ...]:
 
 
 def proofs_of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
-    """Return the evidence on one image, for each model."""
+    """Return a proof for each GPU model of the profile, from the evidence about one image."""
     return tuple(
         evidence_statements_and_store.newest_proofs(image_id, wanted(name, profile, lock), models_to_prove(profile))
     )
@@ -55,9 +55,9 @@ _BEST_FIRST = ("proved", "stale", "missing")
 def on_disk(
     name: str, profile: Profile, lock: Lock | None, built: Iterable[Record], published: Iterable[Proof] = ()
 ) -> tuple[Proof, ...]:
-    """Return for each model the best evidence on any image built from this lock, whether or not the image still exists.
+    """Return for each GPU model the best evidence about any image built from this lock, even if the image was deleted.
 
-    `published`: evidence on this lock that others signed.
+    `built`: the build records. `published`: evidence for this lock that contributors signed.
     """
     found = list(map(proof_rules.untested, models_to_prove(profile)))
     for record in built:
@@ -68,12 +68,12 @@ def on_disk(
 
 
 def reason(name: str, proof: Proof) -> str:
-    """Return `MODEL: reason`; for the CPU `PROFILE: reason`, because many profiles use the CPU."""
+    """Return `MODEL: reason`. For the CPU, return `PROFILE: reason`, because many profiles use the CPU."""
     return f"{name if proof.model == proof_rules.CPU else proof.model}: {proof.reason}"
 
 
 def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
-    """Return a sentence such as `proved on NVIDIA H20, 2026-11-21`, or `unverified` without evidence for any GPU."""
+    """Return a text such as `proved on NVIDIA H20, 2026-11-21`; `unverified` if no GPU model has evidence."""
     known = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
     missing = [proof.model for proof in proofs if proof.state == "missing"]
     return "; ".join([*known, *(f"{model}: unverified" for model in missing)]) if known else "unverified"
@@ -81,9 +81,10 @@ def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
 
 @dataclass(frozen=True)
 class ProofRow:
-    """The evidence for one GPU model, in a document of `--json`. `model`: cpu for a profile without GPUs. stale: of
-    another lock, self-test or level. failed: the newest self-test failed. `level`, `unconfined`: as in Proof; set for
-    valid evidence. `statement`: the file."""
+    """The evidence for one GPU model in a JSON document. `model`: cpu for a profile without GPUs. `state`: stale: for
+    another lock, self-test or level; failed: the newest self-test failed. `statement`: the file. For valid evidence,
+    `level` is the level of the self-test, and `unconfined` lists the restrictions of Docker's containers that were
+    missing when it ran."""
 
     model: str
     state: Literal["verified", "stale", "failed", "missing"]
@@ -125,21 +126,21 @@ def state_by_evidence(proofs: Sequence[Proof], stale: bool = False) -> EvidenceS
 
 
 def image_state(proofs: Sequence[Proof], *, built: bool, stale: bool) -> ImageState:
-    """Return the state of a profile's image, as far as its tags are correct. `built`: an image of the lock is known."""
+    """Return the state of a profile's image if its tags are correct. `built`: whether an image of the lock exists."""
     return state_by_evidence(proofs, stale) if built else "missing"
 
 
 def reasons_not_verified(
     name: str, lock: Lock | None, stale: Sequence[str], proofs: Sequence[Proof], *, built: bool, older: bool = False
 ) -> list[Reason]:
-    """Return why an image is not verified, as far as its tags are correct. `stale`: the parts of the lock that no
-    longer match the profile. `older`: an older envbuild built an image of the lock."""
+    """Return the reasons why a profile's image is not verified, apart from those about tags. `stale`: the parts of the
+    lock that no longer match the profile. `older`: whether an older envbuild built an image of the lock."""
     reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in stale]
     reasons += [Reason("evidence", reason(name, proof)) for proof in proofs if proof.state != "proved"]
     if lock is None:
         reasons.append(Reason("lock", "never locked"))
     elif not built:
-        missing = "built by an older envbuild: make it again" if older else "not built for its lock"
+        missing = "built by an older envbuild: make it again" if older else "no image was built from its lock"
         reasons.append(Reason("image", missing))
     return reasons
 

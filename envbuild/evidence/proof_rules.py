@@ -1,4 +1,4 @@
-"""The rules for valid evidence: what a profile requires, and whether run records fulfil it for a GPU model. Pure."""
+"""Decides by fixed rules whether run records are valid evidence: they must meet the profile's requirements. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether the evidence for one GPU model ("cpu" if the profile names no GPU) is a proof: fulfils what the profile
-    requires.
+    """Whether the evidence for one GPU model ("cpu" if the profile names no GPU) meets the profile's requirements.
 
-    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or reports a failure), or
-    missing. `failed`: the self-test failed, and no later run of the same self-test passed. `unconfined`: the
-    restrictions of this engine's containers that were missing in a run elsewhere. `level`: the level of the run."""
+    `state`: proved, stale (the evidence is for another lock, self-test or level, lacks a probe, or reports a failure),
+    or missing. `failed`: the self-test failed, and no later run overrides the failure. `level`: the level of the run.
+    `unconfined`: the restrictions of Docker's containers that were missing in the run."""
 
     model: str
     state: str
@@ -36,11 +35,10 @@ class Proof:
 
 @dataclass(frozen=True)
 class EvidenceRequirements:
-    """The requirements for evidence: this lock, these probes, at least this level, these settings of torch.
-
-    `gpu_count`: minimum number of GPUs. `transport`: the NCCL transport that must have been required; None: any. `own`:
-    the sha256 of each part that the profile adds to the self-test, by "script" and "shapes". `demands`: minimum values
-    by name (selftest_job.performance_requirements).
+    """The requirements for evidence. `level`: the lowest accepted level. `require`: the probes that must pass.
+    `settings`: those of torch. `gpu_count`: minimum number of GPUs. `transport`: the NCCL transport that the run must
+    have required; None: any. `own`: "script" and "shapes", the parts that a profile can add to the self-test -> sha256.
+    `demands`: minimum values by name (selftest_job.performance_requirements).
     """
 
     profile: str
@@ -55,7 +53,7 @@ class EvidenceRequirements:
 
 
 def as_recorded(record: RunRecord) -> EvidenceRequirements:
-    """Return the requirements that a record was made for; used if nothing else defines the requirements."""
+    """Return the requirements of the run that a record describes. Used if no profile is known."""
     made = record.selftest
     return EvidenceRequirements(
         profile=record.profile,
@@ -75,13 +73,14 @@ def model_of(record: RunRecord) -> str:
 
 
 def models_sharing_proof(model: str) -> frozenset[str]:
-    """Return the models for which evidence on this model is also valid."""
+    """Return the GPU models, this one included, for which evidence on this model is valid."""
     gpu = database.gpus().get(model)
     return frozenset(other.id for other in database.family(gpu)) if gpu else frozenset({model})
 
 
 def judge_model(model: str, wanted: EvidenceRequirements, found: Sequence[tuple[Path, RunRecord]]) -> Proof:
-    """Judge one GPU model by its statements (named by their records' digests, the newest first) and records.
+    """Judge the evidence for one GPU model. `found`: (statement file, record), the newest first; the name of a
+    statement file begins with the digest of its record.
 
     A failure counts until a later run is valid evidence, or at least passes the probes that had failed.
     """
@@ -91,7 +90,7 @@ def judge_model(model: str, wanted: EvidenceRequirements, found: Sequence[tuple[
     for path, record in found:
         mine = denials.get(record_digest(path))
         if mine is None and failures(record):
-            continue  # only probes that this profile does not run failed; its other results are not trusted either
+            continue  # the run failed, but not in a way that counts against this profile: no result of it is used
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record.before]
         if reason is None and not later:
@@ -112,8 +111,9 @@ def judge_model(model: str, wanted: EvidenceRequirements, found: Sequence[tuple[
 def judge_environment(
     model: str, wanted: EvidenceRequirements, found: Sequence[tuple[Path, RunRecord]], now: MeasuredEnvironment
 ) -> Proof:
-    """Judge one model as `judge_model` does, by the records of exactly this environment. If there are only records of
-    the environment before it changed, the reason is what changed since the newest one."""
+    """Judge the evidence for one GPU model as `judge_model` does, but only by records of exactly this environment. If
+    all records are from before the environment changed, the reason lists the changes since the newest record that
+    passed."""
     changes = {path: differences_since(record, now) for path, record in found}
     proof = judge_model(model, wanted, [(path, record) for path, record in found if not changes[path]])
     if proof.state != "missing":
@@ -126,7 +126,8 @@ def judge_environment(
 
 
 def differences_since(record: RunRecord, now: MeasuredEnvironment) -> list[str]:
-    """Return how an environment differs from that of a record. The driver and the GPU count if the run used a GPU."""
+    """Return a message for each difference between an environment and that of a record. The driver and the GPU models
+    are compared only if the run used a GPU."""
     if record.installed is None:
         return ["the record is about an image"]
     return environment_differences(record.installed, now, with_gpu=record.gpu is not None)
@@ -134,15 +135,15 @@ def differences_since(record: RunRecord, now: MeasuredEnvironment) -> list[str]:
 
 def _proof(model: str, path: Path, record: RunRecord) -> Proof:
     lacks = tuple(" ".join(lack.split()) for lack in record.where.unconfined) if record.where else ()
-    less = f", less confined than here: {'; '.join(lacks)}" if lacks else ""
+    less = f", less confined than in Docker: {'; '.join(lacks)}" if lacks else ""
     device = record.gpu.name if record.gpu else "the CPU"
     reason = f"proved on {device}, {record.finished[:10]}{less}"
     return Proof(model, "proved", path, reason, unconfined=lacks, level=record.selftest.level)
 
 
 def untested(model: str) -> Proof:
-    """Return the proof of a GPU without evidence. A name similar to that of a known GPU is reported as a possible
-    typo."""
+    """Return the result for a GPU model without evidence. For an unknown model, it suggests known models with a similar
+    name."""
     known = database.gpus()
     meant = near(model, known) if model not in known and model != CPU else None
     question = f"; unknown GPU {model}: {meant}" if meant else ""
@@ -150,12 +151,11 @@ def untested(model: str) -> Proof:
 
 
 def _denial(record: RunRecord, wanted: EvidenceRequirements) -> list[str]:
-    """Return the failures in a record that count against this profile; empty if only probes failed that the profile
-    does not run.
+    """Return the failures in a record that count against the profile of `wanted`.
 
-    In a run of the same profile, every failed probe and the faults of the run count. In a run of another profile, the
-    failed probes that both profiles run count, except that of a different script. A failure at a shape that only the
-    other profile adds counts too: the shape is a case of a probe that both run, and if the probe crashed at it, the
+    In a run of the same profile, every failed probe and every error of the run counts. In a run of another profile, all
+    failed probes count, except the probe of a script that this profile does not have. A probe that failed at a shape
+    which only the other profile adds counts too: both profiles run this probe, and if it crashed at that shape, the
     result of its other cases is unknown.
     """
     if record.profile == wanted.profile:
@@ -165,27 +165,30 @@ def _denial(record: RunRecord, wanted: EvidenceRequirements) -> list[str]:
 
 
 def _outweighs(record: RunRecord, digest: str, denial: RunRecord, wanted: EvidenceRequirements) -> bool:
-    """Whether a run that is not valid evidence still overrides an earlier failure: it ran later, with the profile's own
-    script and shapes, and passed everything that had failed. This only decides which result is the newest."""
+    """Whether a run overrides an earlier failure, although it may not be valid evidence. It must have run later, with
+    the profile's own script and shapes, without failures, and have passed all probes that had failed.
+
+    `digest`: that of `denial`, the record of the failure.
+    """
     if digest not in record.before or failures(record) or record.selftest.own != dict(wanted.own):
         return False
     return set(denial.by_status("failed")) <= set(record.by_status("passed"))
 
 
 def record_digest(statement_file: Path) -> str:
-    """Return the hex digest of the record that a statement refers to."""
+    """Return the sha256 (hex) of the record that a statement refers to, which is part of the statement file's name."""
     return statement_file.name.partition(".")[0]
 
 
 def failures(record: RunRecord) -> list[str]:
-    """Return the failed probes and the faults of the run; a run in which no probe passed is a fault too."""
+    """Return the failed probes and the errors of a run. That no probe passed counts as an error too."""
     nothing = [] if record.by_status("passed") else ["no probe passed"]
     return [*record.by_status("failed"), *record.errors, *nothing]
 
 
 def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
-    """Return why the result of a different self-test is not valid. None if it is valid: then every probe that this
-    self-test runs at the required level had the same version."""
+    """Return why the result of a different version of the self-test is not valid; None if it is valid. It is valid if
+    the harness, all required probes and all probes of the required level have the same versions as now."""
     made = record.selftest
     if made.id == selftest_id():
         return None
@@ -201,7 +204,7 @@ def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
 
 
 def _objection(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
-    """Return why this evidence is not valid, None if it is."""
+    """Return why a record is not valid evidence; None if it is valid."""
     if record.lock != wanted.lock:
         return "proved for another lock"
     if failed := failures(record):
@@ -211,7 +214,7 @@ def _objection(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
     if record.selftest.settings != dict(wanted.settings):
         return "proved with different settings of torch"
     if record.selftest.gpu_count < wanted.gpu_count:
-        return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
+        return f"proved with fewer than the required {wanted.gpu_count} GPUs that work together"
     if wanted.transport not in (None, record.selftest.transport):
         return f"proved without requiring the transport {wanted.transport}"
     own, differences = record.selftest.own, {"script": "another script", "shapes": "other shapes"}

@@ -1,4 +1,4 @@
-"""Computes whether an environment of this machine is verified for a profile, from its files and the evidence."""
+"""Computes from files and evidence whether a Python environment of this machine is verified for a profile."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from envbuild.util.untrusted_input_errors import Reason
 
 @dataclass(frozen=True)
 class EnvironmentStatusDocument:
-    """The document of `status --python`. `environment`: the interpreter; `subject`: the digest of the locked
-    distributions' files, null if they differ from the lock's or cannot be measured (state failed)."""
+    """The document of `status --python`. `environment`: the path of the interpreter. `subject`: the digest of the
+    locked distributions' files; null, with the state failed, if they do not match the lock or cannot be measured."""
 
     profile: str
     environment: str
@@ -34,14 +34,14 @@ class EnvironmentStatusDocument:
 
 
 def proofs_of_environment(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> tuple[Proof, ...]:
-    """Return the evidence on an environment for each GPU model of the profile."""
+    """Return a proof for each GPU model of the profile, from the evidence about an environment."""
     wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock)
     models = profile_proofs_and_image_states.models_to_prove(loaded.profile)
     return tuple(evidence_statements_and_store.newest_proofs(measured.id, wanted, models, measured))
 
 
 def refused_status(python: Path, error: CheckFailed, loaded: LoadedProfile, lock: Lock) -> EnvironmentStatusDocument:
-    """Return the status of an environment whose files differ from the lock's, or cannot be measured."""
+    """Return the status of an environment whose files do not match the lock, or cannot be measured. `error`: why."""
     reasons = tuple(Reason("environment", line) for line in (error.message, *(error.hint or "").splitlines()))
     command = f"envbuild install {loaded.known} NEW_FOLDER"
     return EnvironmentStatusDocument(loaded.name, str(python), "failed", reasons, command, lock.id, None, ())
@@ -50,7 +50,7 @@ def refused_status(python: Path, error: CheckFailed, loaded: LoadedProfile, lock
 def environment_status(
     python: Path, measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock, changed: Sequence[str]
 ) -> EnvironmentStatusDocument:
-    """Return the status. `changed`: the parts of the lock that no longer match the profile."""
+    """Return the status of an environment. `changed`: the parts of the lock that no longer match the profile."""
     proofs = proofs_of_environment(measured, loaded, lock)
     reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in changed]
     reasons += [

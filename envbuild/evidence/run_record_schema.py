@@ -1,7 +1,7 @@
 """The run record: one typed document with everything that a self-test measured about an image or environment. Pure.
 
-A record is validated once, whoever wrote it, and used by its attributes after that. Keys that this envbuild does not
-read are kept, so that a record read and written again has the same bytes.
+Every record is validated when it is read, whoever wrote it. Keys that this envbuild does not use are kept, so that a
+record that is read and written again has the same bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Part(BaseModel):
 
 
 class RecordedSelftest(_Part):
-    """The settings of the self-test, as in EvidenceRequirements. `id`: selftest_job.selftest_id; `versions`: those of
-    the probes and of the harness."""
+    """The self-test of a run: the settings as in EvidenceRequirements, its `id` (selftest_job.selftest_id), and the
+    `versions` of the probes and of the harness."""
 
     id: str
     level: Level
@@ -45,7 +45,7 @@ class RecordedImage(_Part):
 
 
 class RecordedGpu(_Part):
-    """The GPUs of a run. `model`: id in the facts, or the name if the facts do not contain it."""
+    """The GPUs of a run. `model`: the id of the GPU model in the facts, or `name` if the facts do not contain it."""
 
     model: str
     name: str
@@ -54,14 +54,14 @@ class RecordedGpu(_Part):
 
 
 class RecordedPlace(_Part):
-    """Where a run took place, if not in this machine's engine. `unconfined`: the restrictions of this engine's
-    containers that were missing."""
+    """Where a run took place, if not in a container of this machine's engine. `unconfined`: the restrictions of
+    Docker's containers that were missing there."""
 
     unconfined: Annotated[list[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=20)] = []
 
 
 class LoadedLibrary(_Part):
-    """A library that the self-test's process had mapped. `owner`: its distribution, name==version; `record`: whether
+    """A library that the self-test's process had loaded. `owner`: its distribution, name==version; `record`: whether
     the file matches the distribution's RECORD."""
 
     name: str | None = None
@@ -84,9 +84,9 @@ def _time(text: str) -> str:
 
 
 class RunRecord(_Part):
-    """A run record, of an `image` or of an environment of a machine (`installed`). `seconds`: the duration; `before`:
-    the hex digests of the records of this subject that existed already; `errors`: faults of the run. `start` and
-    `environment`: as the self-test reported them, not validated."""
+    """A run record about an `image` or about a Python environment (`installed`). `seconds`: the duration. `before`: the
+    hex digests of the records about the same subject that existed before the run was recorded. `errors`: errors of the
+    run. `start` and `environment`: as the self-test reported them, not validated."""
 
     version: Literal[1]
     image: RecordedImage | None = None
@@ -108,7 +108,7 @@ class RunRecord(_Part):
     @model_validator(mode="after")
     def _has_one_subject(self) -> Self:
         if (self.image is None) == (self.installed is None):
-            raise ValueError("a run record is of an image or of an environment")
+            raise ValueError("a run record must be about either an image or an environment")
         return self
 
     @property
@@ -121,7 +121,7 @@ class RunRecord(_Part):
 
     @property
     def encoded(self) -> str:
-        """The text of its file; the file is named by the sha256 of this text."""
+        """The text of the record's file. The file is named by the sha256 of this text."""
         return json.dumps(self.model_dump(exclude_unset=True), indent=1, sort_keys=True)
 
     @property
@@ -132,7 +132,7 @@ class RunRecord(_Part):
 
     @property
     def libraries(self) -> list[LoadedLibrary]:
-        """The mapped libraries; invalid entries are left out."""
+        """The libraries that the self-test had loaded. Invalid entries are left out."""
         found = self.environment.get("libraries")
         return [one for item in found if (one := _library(item))] if isinstance(found, list) else []
 
@@ -149,11 +149,11 @@ def _library(item: object) -> LoadedLibrary | None:
 
 
 class Newer(ValueError):
-    """A run record of a later format: its content is unknown, so it may report a failure."""
+    """Raised for a run record in a newer format. Its content is unknown, so it may report a failure."""
 
 
 def validate_record(record: object) -> RunRecord:
-    """Return the run record in a parsed JSON document. Raises ValueError, Newer."""
+    """Return the run record in a parsed JSON document. Raises ValueError if it is invalid, Newer for a newer format."""
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise Newer(f"a run record has format {version}, this envbuild reads {VERSION}: use a newer envbuild")

@@ -1,7 +1,7 @@
-"""Ranks the causes that a log shows: each with its lines, confidence, fix and the command that proves it. Pure.
+"""Ranks the causes that a log shows, each with its lines, confidence, fix, and the command that tests the fix. Pure.
 
-cause_scoring.py adds up the evidence for each cause. An advisory whose versions or GPUs the log contradicts is ruled
-out, whatever its lines.
+cause_scoring.py adds up the evidence for each cause. If the versions or GPUs in the log contradict an advisory, it is
+ruled out, even if its lines are in the log.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class MissingFact:
 @dataclass(frozen=True)
 class SignatureMatch:
     """A cause that the log shows. `advisory`: None for a cause that does not depend on a version. `standing`: how the
-    versions and GPUs in the log relate to the advisory. `prove`: a command; NAME in it, and in `remedy`, stands for the
-    profile. `cards`: the GPUs of the log that may be affected. `write`: the change as keys and values of a profile.
-    `find_out`: facts that the log lacks and on which the diagnosis or the change depends, each with the command that
-    shows it. `evidence`: what the confidence was computed from."""
+    versions and GPUs in the log relate to the advisory. `remedy`: the fix. `prove`: the command that tests the fix.
+    NAME in both stands for the profile. `cards`: the GPUs of the log that may be affected. `change`: the versions that
+    fix the cause; `write`: the same as keys and values of a profile. `find_out`: facts that the log lacks and on which
+    the diagnosis or the change depends, each with the command that shows it. `evidence`: what the confidence was
+    computed from."""
 
     id: str
     advisory: Advisory | None
@@ -201,7 +202,7 @@ def _standing(advisory: Advisory, known: Reading) -> str:
 
 
 def _without(known: Reading, libraries: Container[str]) -> Reading:
-    """The facts without the versions of these libraries."""
+    """Returns the facts of the log without the versions of these libraries."""
 
     def stripped(situation: Situation) -> Situation:
         left = {name: version for name, version in situation.libraries.items() if name not in libraries}
@@ -254,7 +255,7 @@ _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
 def without_yielded(ids: Iterable[str]) -> frozenset[str]:
-    """Returns the causes without those that another cause in the list explains better."""
+    """Returns these causes, except those for which another of these causes explains the same lines better."""
     rows, found = log_signatures.signatures(), frozenset(ids)
     last = {name for name in found if ANY in rows[name].yields_to}
     order = [name for name in rows if name in last]
@@ -269,5 +270,5 @@ def without_yielded(ids: Iterable[str]) -> frozenset[str]:
 
 
 def of_profile(text: str, name: str) -> str:
-    """Replaces NAME by the profile's name in a fix or a command."""
+    """Replaces NAME in a fix or a command with the name of the profile."""
     return re.sub(r"\bNAME\b", lambda _: name, text)

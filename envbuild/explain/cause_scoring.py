@@ -1,10 +1,10 @@
 """Scores a cause from the evidence in a log: a sum of weights, which a maintainer can add up by hand. Pure.
 
-Where a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence
-(signatures.yaml); such a line also shows the symptom and the operation, so these are not counted again. Otherwise the
-sum begins with the weight of `hint` or `no-line`, and the symptom and the operation add their weights. Each other piece
-of evidence adds its weight (symptoms.yaml): the GPU and versions of the advisory, the innermost frames, and other
-lines. The confidence is the probability with these log-odds.
+If a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence (signatures.yaml).
+Such a line also shows the symptom and the operation, so these are not counted again. Otherwise the sum begins with the
+weight of `hint` or `no-line`, and the symptom and the operation add their weights. Each other piece of evidence adds
+its weight (symptoms.yaml): the GPU and versions of the advisory, the innermost frames, and other lines. The sum is the
+log-odds of the confidence.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from envbuild.facts.advisory_model import Advisory
 from envbuild.facts.log_signatures import EvidenceName, Signature
 
 LINES = 5
-"""Lines that are kept as evidence for a cause."""
+"""Maximum number of lines that are kept as evidence for a cause."""
 
 
 @dataclass(frozen=True)
 class CauseLines:
-    """The lines of a log that show a cause. `hints`: these lines alone say little."""
+    """The lines of a log that show a cause. `hints`: whether they are only weak evidence for it."""
 
     lines: tuple[Line, ...]
     hints: bool = False
 
 
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
-    """Finds the lines that show the cause, in order; if there are none, the lines that are only hints."""
+    """Finds the lines that show the cause, in the order of the log. If there are none, finds the lines that are only
+    hints."""
     facts = known.states | known.symptoms
     of_facts = (one for fact, shown in signature.shown_by.items() if fact in facts for one in shown)
     hints_of_facts = (one for fact, shown in signature.hinted_by.items() if fact in facts for one in shown)
@@ -51,8 +52,8 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
 def evidence(
     log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
 ) -> Iterator[EvidenceName]:
-    """Names the evidence for and against a cause. `standing`: how the GPU and versions in the log relate to the cause;
-    `versions`: the log states an affected version of a library."""
+    """Names the evidence for and against a cause. `found`: the lines that show it. `standing`: how the GPU and versions
+    in the log relate to it. `versions`: whether the log states the exact version that is affected."""
     yield "no-line" if not found.lines else "hint" if found.hints else "line"
     if standing == "holds":
         yield "holds"
@@ -74,7 +75,8 @@ def evidence(
 
 
 def confidence(prior: float, names: Collection[EvidenceName]) -> float:
-    """The probability of a cause with this evidence. `prior`: its own confidence, if a line of the log names it."""
+    """Returns the probability of a cause with this evidence. `prior`: the confidence in the cause if only a line of the
+    log names it."""
     weights = log_signatures.weights()
     begin = log_odds(prior) if "line" in names else 0.0
     return round(probability(begin + sum(weights[name].weight for name in names)), 2)

@@ -32,8 +32,8 @@ _XID = log_pattern(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. `heading`: the section begins a diagnosis. `quoted`: lines of the log. `commands`: pairs of
-    a tool (such as pip, or "") and the command for it."""
+    """A part of the report. `heading`: whether the section begins a diagnosis. `quoted`: lines of the log. `commands`:
+    pairs of a tool (such as pip, or "") and the command for this tool."""
 
     title: str
     text: str = ""
@@ -130,8 +130,8 @@ def _match(
 
 
 def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands that test a fix: a probe both in this environment, which pip changes, and in the profile's
-    image."""
+    """Yield the commands that test a fix. A probe is run both in the active environment, which the pip commands change,
+    and in the profile's image."""
     test, probe, name = prove.partition(" --probe ")
     if probe:
         yield "here", f'{test} --python "$(which python)"{probe}{name}'
@@ -145,12 +145,13 @@ _CONFLICT = "pip reports a conflict with torch's own pin; this is expected: pip 
 
 
 def _with_remark(fix: str) -> str:
-    """The command with a remark, unless the line would be wrapped: a shell does not continue a remark."""
+    """Returns the command with a remark, unless the line would then be wrapped, since a shell comment cannot be
+    continued on the next line."""
     return f"{fix}{_FIX_REMARK}" if display_width(fix) + len(_FIX_REMARK) <= COLUMNS - 12 else fix
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:
-    """The fix as a command for each tool, and as lines of a profile."""
+    """Yields the commands of each tool that make the fix, and the lines to write into a profile."""
     write = match.write
     packages: Sequence[str] = write.get("packages", ())
     torch = [f"torch=={write['torch']}"] if "torch" in write else []
@@ -181,8 +182,8 @@ def _wheels(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, 
 
 
 def _overridden(match: SignatureMatch, situation: Situation) -> bool:
-    """Whether the fix pins a library to a version other than the one that torch requires. Every torch requires exact
-    versions, so also if the log does not show torch's version."""
+    """Whether the fix pins a library to a version other than the one that torch requires. If the log does not show
+    torch's version, this is assumed, because every torch requires exact versions."""
     torch = match.write.get("torch") or situation.torch
     release = database.torch_release(torch) if torch else None
     return any(
@@ -192,7 +193,7 @@ def _overridden(match: SignatureMatch, situation: Situation) -> bool:
 
 
 def _read(log: Log, found: Explanation) -> str:
-    """Shows the facts read from the log, so that the user notices a wrong one."""
+    """Returns a line with the facts read from the log, so that the user notices wrong facts."""
     situation = found.read.situation
     named = [name for name in ("cublas", "cudnn", "nccl") if name in situation.libraries]
     libraries = [f"{name} {situation.libraries[name]}" for name in named if name in found.read.stated]
@@ -222,7 +223,8 @@ _NO_SIGN = (
 
 
 def _own_error(found: Explanation) -> Iterator[str]:
-    """Shows the exception of the user's program: an error in the program itself has no cause in versions or GPUs."""
+    """Yields the exception of the user's program. Such an error may be in the program itself, and not be caused by
+    versions or GPUs."""
     error = found.read.error
     if error:
         yield f"the program's own error ({_where(error)}): {safe_line(error.text)}"
@@ -237,7 +239,7 @@ def _ranks(found: Explanation) -> Iterator[Section]:
     works, first = found.read.works, found.read.first
     bullets: list[str] = []
     if first:
-        local = f"local rank {first.local} of its node" if first.local is not None else "one"
+        local = f"local rank {first.local} of its node" if first.local is not None else "a rank"
         rank = f"rank {first.rank}" if first.rank is not None else local
         status = f", exit {first.exit}" if first.exit is not None else ""
         bullets.append(f"first to fail: {rank}{status} ({_where(first.line)}: {safe_line(first.line.text)})")
@@ -284,7 +286,7 @@ def _xids(log: Log) -> Iterator[Section]:
     bullets = []
     for number, line in sorted(numbers.items())[:MOST_XIDS]:
         row = rows.get(number)
-        title = row.title if row else "not in the facts"
+        title = row.title if row else "unknown to envbuild"
         fit = "caused by a program: the GPU is healthy" if row and row.application else "drain the node, reset the GPU"
         bullets.append(f"Xid {number} ({_where(line)}): {title}; {fit}")
     if bullets:

@@ -1,7 +1,7 @@
 """Adds the name and message of an error of CUDA or its libraries after its number. Pure.
 
 "cuStreamSynchronize returned 700" is followed by "[cudaErrorIllegalAddress: an illegal memory access was encountered]".
-Thus each pattern of signatures.yaml is written only for names and messages.
+So the patterns in signatures.yaml need to match only names and messages, not numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def _numbered(of_gpu: bool) -> tuple[Numbered, ...]:
 
 
 def number_patterns(of_gpu: bool) -> Iterator[SearchPattern]:
-    """The patterns of lines to rewrite: each rewritten line matches at least one. `of_gpu`: the log mentions a program
-    that uses GPUs."""
+    """Returns patterns, of which every line that `named` changes matches at least one. `of_gpu`: whether the log
+    mentions a program that uses GPUs."""
     return (form for form, _ in _numbered(of_gpu))
 
 
 def named(text: str, of_gpu: bool) -> str:
-    """Adds the names of the error numbers in a line, each name once and only if the line does not contain it."""
+    """Adds the name and message of each error number in a line, unless the line contains the name already. `of_gpu`: as
+    for number_patterns."""
     found: dict[str, int] = {}
     for form, messages in _numbered(of_gpu):
         for match in form.finditer(text):

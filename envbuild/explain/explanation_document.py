@@ -42,12 +42,12 @@ class EvidenceOfCause:
 
 @dataclass(frozen=True)
 class CauseRow:
-    """A cause. `advisory`: its id, None for a cause that does not depend on a version. `change`: the versions that fix
+    """A cause. `advisory`: its id, null for a cause that does not depend on a version. `change`: the versions that fix
     it, as bounds; `profile_change`: the same change as keys and values of a profile. `profile`: the name of the profile
-    that the commands contain; if it is null, they contain NAME instead. `fix_command`: shows the commands that fix the
-    active environment, with LOG for a log from standard input; null for a possible cause, and if other versions do not
-    fix the cause. `command`: proves the cause. `missing_facts`: the deciding facts that the log lacks, each with the
-    command that shows it."""
+    that the commands contain; if it is null, they contain NAME instead. `fix_command`: the command that shows how to
+    fix the active environment, with LOG for a log from standard input; null for a possible cause, and for a cause that
+    other versions do not fix. `command`: tests the fix. `missing_facts`: facts that the log lacks and on which the
+    diagnosis depends, each with the command that shows it."""
 
     id: str
     advisory: str | None
@@ -77,8 +77,8 @@ class FirstFailure(LogPlace):
 
 @dataclass(frozen=True)
 class FactsOfLog:
-    """The facts of the log. `inferred`: the libraries whose version follows from torch's; `loaded`: those whose loaded
-    version the log shows; `candidates`: the possible versions if several are in the log."""
+    """The facts of the log. `inferred`: the libraries whose version was derived from torch's version; `loaded`: those
+    whose loaded version the log shows. `candidates`: name -> the possible versions, if the log has several."""
 
     gpus: tuple[str, ...]
     gpu_count: int | None
@@ -103,9 +103,9 @@ class RuledOut(LogPlace):
 @dataclass(frozen=True)
 class ExplanationDocument:
     """The document of `explain`. `state`: known if a cause was found. `possible`: causes with too little evidence.
-    `advisories`: the advisories of `causes` (affected) and of `possible`, and the ruled-out ones. `advice`: what to
-    enable before the next run. `distinctions`: if no cause was found, how to distinguish the possible ones. `ranks`:
-    the last collectives of the ranks. `exception`: the line that ended Python."""
+    `advisories`: the advisories of `causes` (state affected), of `possible`, and of `ruled_out`. `advice`: what to
+    enable before the next run. `distinctions`: if no cause was found, how to distinguish the causes of each symptom.
+    `ranks`: the last collectives of the ranks. `exception`: the line of the exception that ended Python."""
 
     state: Literal["known", "unknown"]
     causes: tuple[CauseRow, ...]
@@ -175,8 +175,8 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
 
 
 def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
-    """The command that shows how to fix the active environment, if other versions fix the cause. LOG in it stands for
-    a log that was read from a pipe."""
+    """Returns the command that shows how to fix the active environment; None if no other versions fix the cause. LOG in
+    the command stands for a log that was read from a pipe."""
     if match.advisory is None or not {"torch", "pins", "packages"} & match.write.keys():
         return None
     return shlex.join(["envbuild", "fix", *dict.fromkeys(map(_argument, files)), "--here"])
@@ -222,7 +222,7 @@ def _place(line: Line) -> tuple[str | None, int]:
 
 
 def change(wanted: Change) -> dict[str, Any]:
-    """The versions that fix the cause, as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
+    """Returns a change of versions as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
     changes = {
         "torch": str(wanted.torch) if wanted.torch else None,
         "pins": {name: str(versions) for name, versions in wanted.pins.items()},

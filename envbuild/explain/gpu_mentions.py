@@ -15,8 +15,8 @@ from envbuild.facts.gpu_fact_types import Gpu
 
 
 def mentioned_gpus(log: Log) -> Iterator[tuple[Gpu, int]]:
-    """Yields the GPUs that the log is about, each with the number that is written at its name (8x H100, two RTX 4090),
-    or 0. GPUs on which the program worked, according to the log, are left out."""
+    """Yields the GPUs that the log is about, each with the number of GPUs that is written next to its name (8x H100,
+    two RTX 4090), else 0. GPUs on which the program worked, according to the log, are left out."""
     known = _full_names()
     for line, _ in log.find(known.pattern, 50):
         for match in known.pattern.finditer(line.text):
@@ -27,7 +27,7 @@ def mentioned_gpus(log: Log) -> Iterator[tuple[Gpu, int]]:
 
 
 def names_a_gpu(log: Log) -> bool:
-    """Whether the log has the full name of a GPU, also of one on which the program worked."""
+    """Whether the log has the full name of any GPU, even of a GPU on which the program worked."""
     return log.has([_full_names().pattern])
 
 
@@ -52,7 +52,7 @@ def _called(gpu: Gpu) -> Iterator[str]:
 
 
 _TIMES = r"(?:[x*\u00d7]|\u5f20|\u5757|\u5361)"
-"""The sign between a number of GPUs and their name; in Chinese a measure word."""
+"""The sign between a number of GPUs and their name. In Chinese it is a measure word."""
 
 
 class _FullNames(NamedTuple):

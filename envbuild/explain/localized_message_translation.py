@@ -1,8 +1,8 @@
-"""Replaces messages of the C library, the loader and the shell in other languages by the English ones, and adds the
-name of the signal to exit statuses. Pure.
+"""Replaces messages of the C library, the loader and the shell in other languages with the English messages, and adds
+the name of the signal to exit statuses. Pure.
 
-"浮点数例外" becomes "Floating point exception", and "Exit Code:    136" is followed by "[ended by SIGFPE]". Thus each
-pattern of signatures.yaml is written only once.
+"浮点数例外" becomes "Floating point exception", and "Exit Code:    136" is followed by "[ended by SIGFPE]". So the
+patterns in signatures.yaml need to match only the English messages and the names of signals.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _EXITS = tuple(
 
 
 def patterns() -> tuple[SearchPattern, ...]:
-    """The patterns of lines to rewrite: each rewritten line matches at least one."""
+    """Returns patterns, of which every line that `rewritten` changes matches at least one."""
     return (*_EXITS, *(form for row in log_signatures.system_messages() for form in row.forms))
 
 
 def rewritten(text: str) -> str:
-    """Replaces localized messages in a line by the English ones, and adds the signal after an exit status."""
+    """Replaces localized messages in a line with the English messages, and adds the signal after an exit status."""
     for row in log_signatures.system_messages():
         for form in row.forms:
             text = form.sub(row.english, text)
@@ -60,5 +60,5 @@ def _with_signal(match: re.Match[str]) -> str:
 
 
 def _number(status: int) -> int:
-    """The signal number in an exit status: Python's status is the negative number, a shell's is the number plus 128."""
+    """Returns the signal number in an exit status. In Python it is negated; in a shell, 128 is added to it."""
     return -status if status < 0 else status - _STATUS

@@ -1,4 +1,4 @@
-"""Decompresses a log that gzip compressed, and detects files that are not text. The input may be hostile."""
+"""Decompresses logs compressed with gzip, and detects files that are not text. The input may be hostile."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import BinaryIO
 UNPACKED = 2 << 30
 """Limit on the decompressed size of a log, in bytes."""
 
-_BLOCK = 1 << 14  # damage in a block also loses the data before it in that block
+_BLOCK = 1 << 14  # if a block is damaged, the data before the damage in this block is lost too
 _MARK, _OF_GZIP = b"\x1f\x8b", 31
-# Of random bytes, 9% are control characters; a progress bar has only backspaces; in UTF-16 every second byte is NUL.
+# _ODD: control characters that text does not contain; progress bars contain backspaces. _FEW: the largest share of them
+# in text; of random bytes, 9% are control characters. _SOME: the smallest share of bytes other than NUL in text; in
+# UTF-16 every second byte is NUL.
 _ODD = bytes({*range(32), 127} - {0, *b"\a\b\t\n\v\f\r\x1b"})
 _FEW, _SOME = 0.04, 0.3
 _KINDS = {
@@ -26,7 +28,7 @@ _KINDS = {
 
 
 class LogSource:
-    """A stream that is not compressed. `fault`: why reading stopped before its end."""
+    """A stream that is not compressed. `fault`: why reading stopped before the end of the stream; else None."""
 
     fault: str | None = None
 
@@ -34,14 +36,14 @@ class LogSource:
         self._begin, self._stream = begin, stream
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; empty at the end."""
+        """Returns at most `size` bytes; no bytes at the end of the stream."""
         piece, self._begin = self._begin[:size], self._begin[size:]
         return piece + self._stream.read(size - len(piece)) if len(piece) < size else piece
 
 
 class _Unpacked(LogSource):
-    """A gzip stream, decompressed as far as possible: a file that is incomplete or still being written has no end
-    marker."""
+    """A gzip stream, which is decompressed as far as possible, since a file that is incomplete or still being written
+    has no end marker."""
 
     def __init__(self, begin: bytes, stream: BinaryIO) -> None:
         super().__init__(begin, stream)
@@ -84,14 +86,15 @@ class _Unpacked(LogSource):
 
 
 def open_log(stream: BinaryIO) -> LogSource:
-    """The stream, decompressed if its first bytes are those of gzip, whatever its name."""
+    """Returns a reader of the stream. The stream is decompressed if its first bytes are those of gzip; the file's name
+    does not matter."""
     begin = stream.read(len(_MARK))
     return (_Unpacked if begin == _MARK else LogSource)(begin, stream)
 
 
 def foreign(begin: bytes) -> str | None:
-    """The kind of a file that is not text, by its first bytes or by control characters that no log has; None for
-    text."""
+    """Returns the kind of a file that is not text, from its first bytes or from control characters that logs do not
+    contain. Returns None for text."""
     known = next((kind for mark, kind in _KINDS.items() if begin.startswith(mark)), None)
     if known or begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return known

@@ -32,16 +32,16 @@ _PARTS = r"tried to allocate (?P<tried>[0-9.]{1,8} [kmg]i?b)"
 _UNUSED = r"(?P<unused>[0-9.]{1,8} [kmg]i?b) is reserved by pytorch but unallocated"
 _OLD = r"(?P<allocated>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<reserved>[0-9.]{1,8} [kmg]i?b) reserved"
 _CACHED = r"(?P<held>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<unused>[0-9.]{1,8} [kmg]i?b) cached"
-"""torch before 1.5."""
+"""The message of torch before 1.5."""
 _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
 _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
 _TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
 _SIZE = r"\d [kmg]i?b\b|^[kmg]i?b\b"
 _MOST_BROKEN = 8
-"""Number of lines over which a terminal breaks one statement of memory."""
+"""Maximum number of lines into which a terminal may break one message about memory."""
 _OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
 TORCHES = 3
-"""Number of torch versions that are considered for one log."""
+"""Maximum number of torch versions that are considered for one log."""
 _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
 
@@ -51,13 +51,13 @@ class Reading:
 
     `states`: each log_signatures.State that is true. `first`: the first failure, None if the log shows none. `works`:
     the progress of the ranks. `error`: the line of the exception that ended Python, None if the log has none.
-    `more_gpus`: there may be more GPUs than the log shows. `stated`: the libraries whose versions are in the log
-    itself, and not only inferred from its torch.
+    `more_gpus`: whether there may be more GPUs than the log shows. `stated`: the libraries whose versions are in the
+    log itself; the versions of the others are inferred from torch's version.
 
-    `situations`: one for each combination of the possible versions. `situation`: what all of these agree on.
-    `candidates`: the versions on which they differ, of torch and of libraries. `loaded`: the libraries whose loaded
-    version the log shows. `crashed_in`: the components of the innermost frames in the stack of a crash. `symptoms` and
-    `operations`: the classes of failures and of operations that the log shows (symptoms.yaml).
+    `situations`: one for each combination of the possible versions. `situation`: the facts that are the same in all of
+    these. `candidates`: torch or a library -> its versions, if these combinations differ in them. `loaded`: the
+    libraries whose loaded version the log shows. `crashed_in`: the components of the innermost frames in the stack of a
+    crash. `symptoms` and `operations`: the classes of failures and of operations that the log shows (symptoms.yaml).
     """
 
     situation: Situation
@@ -76,7 +76,7 @@ class Reading:
 
 
 def read(log: Log) -> Reading:
-    """Return the facts that a log states: versions, GPUs, symptoms, operations, frames and what happened."""
+    """Return the facts in a log: versions, GPUs, symptoms, operations, stack frames and failures."""
     first, versions = rank_failure_and_last_collectives.first_failure(log), log_versions.read(log)
     situations = tuple(_situations(log, versions))
     situation = _common(situations)
@@ -100,11 +100,11 @@ def read(log: Log) -> Reading:
 
 
 _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received signal SIGINT"
-"""The user stopped a program that hung."""
+"""Shows that the user interrupted the program, for example because it hung."""
 
 
 def _symptoms(log: Log, hang: bool, gpus: bool) -> Iterator[SymptomClass]:
-    """`hang`: a stack shows a hang; `gpus`: the log names GPUs."""
+    """Yields the symptoms in the log. `hang`: whether a stack shows a hang. `gpus`: whether the log names GPUs."""
     heard, denials = log_signatures.hearsay(), log_signatures.denials()
     of_gpu = gpus or log.has(log_signatures.gpu_context())
     for row in log_signatures.symptoms():
@@ -119,8 +119,8 @@ def _operations(log: Log) -> Iterator[OperationClass]:
 
 
 def _situations(log: Log, versions: LogVersions) -> Iterator[Situation]:
-    """Returns the possible combinations of versions. A torch release adds the versions of its required libraries,
-    except if the log has a different version."""
+    """Returns the possible combinations of versions. A torch release adds the versions of the libraries that it
+    requires, unless the log has a different version of a library."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
     for word in log_signatures.words():
         if log.has(word.lines) and not log.has(word.unless):
@@ -198,8 +198,8 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
 
 
 def _supported(log: Log, situation: Situation) -> Iterator[str]:
-    """Yields the states of a GPU that torch has no code for. card-below-torch: torch has code only for newer GPUs,
-    according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU."""
+    """Yields the states that are true if torch has no code for a GPU. card-below-torch: torch has code only for newer
+    GPUs, according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU."""
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
     for _, match in log.find(log_pattern(_RANGE), 1):
         if any(card < Version(match[1]) for card in cards):
@@ -243,7 +243,7 @@ _LAUNCHER = r"childfailederror|calledprocesserror"
 
 
 def _error(log: Log) -> Line | None:
-    """The exception that ended Python: the last line that begins with an exception's name."""
+    """Returns the line of the exception that ended Python: the last line that begins with the name of an exception."""
     lines = [line for line, _ in log.find(log_pattern(_RAISED), TRIED, [log_pattern(_LAUNCHER)])]
     return lines[-1] if lines else None
 
@@ -251,7 +251,7 @@ def _error(log: Log) -> Line | None:
 _FRAME = r"\S{1,200}\.py\W{1,3}line \d{1,6}"
 _EXCEPTION = r"(?:^|[\s:\]|])(?:[a-z_][\w.]{0,120}\.)?[a-z_]\w{0,60}(?:error|exception|interrupt|exit|warning)\b: ?\S"
 _LAST = 3
-"""A frame is the end of a log, if at most this number of lines follow."""
+"""A traceback is at the end of a log if at most this number of lines follow its last frame."""
 
 
 def _traceback_cut(log: Log) -> bool:
@@ -265,15 +265,16 @@ def _traceback_cut(log: Log) -> bool:
 
 
 _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
-"""Memory that belongs to other processes: more than this number of GiB (a process's own CUDA context may be missing in
-the sum) and more than this share of the GPU."""
+"""Thresholds for memory that belongs to other processes: it must be more than this number of GiB, because the CUDA
+context of the process itself may be missing in the sum, and more than this share of the GPU's memory."""
 _PIECES = 0.15
-"""From this unused share of torch's memory on, fragmentation is the cause; a few percent are normal."""
+"""If at least this share of torch's memory is unused, fragmentation is the cause; a few percent are normal."""
 
 
 def _memory(log: Log) -> Iterator[str]:
-    """States of an out-of-memory error: torch's unused reserved memory or the GPU's free memory would have sufficed
-    (fragmented), or other processes use more memory than torch does (memory-of-others)."""
+    """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory or the GPU's free memory
+    would have been enough, or much of torch's memory is unused. memory-of-others: other processes use much of the GPU's
+    memory."""
     found = log.find(log_pattern(_PARTS), 20)
     places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
     for line, match in found:
@@ -296,7 +297,7 @@ def _memory(log: Log) -> Iterator[str]:
         if unused >= max(sizes["tried"], _PIECES * held) or sizes.get("free", 0.0) >= sizes["tried"]:
             yield "fragmented"
         others = sizes.get("total", 0.0) - sizes.get("free", 0.0) - own
-        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * sizes["total"]):
+        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * sizes.get("total", 0.0)):
             yield "memory-of-others"
     yield from _memory_of_nobody(log)
 
@@ -308,8 +309,8 @@ _FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>
 
 
 def _memory_of_nobody(log: Log) -> Iterator[str]:
-    """Whether nvidia-smi shows used memory of which half or more belongs to none of its processes, or an engine found
-    half of the GPU in use at its start."""
+    """Yields memory-of-others if nvidia-smi shows that more than half of the GPU's memory is used, but by no process
+    that it lists, or if an inference engine found less than half of the memory free when it started."""
     for _, match in log.find(log_pattern(_FREE_OF_TOTAL), 20):
         if float(match["free"]) < float(match["total"]) / 2:
             yield "memory-of-others"
@@ -324,7 +325,7 @@ def _memory_of_nobody(log: Log) -> Iterator[str]:
 
 _ON_GPU = r"device='cuda:(\d{1,2})'"
 _TALL = 60
-"""Number of lines that are read of one printed tensor."""
+"""Maximum number of lines that are read of one printed tensor."""
 
 
 def _copy_differs(log: Log) -> bool:
@@ -339,7 +340,7 @@ def _copy_differs(log: Log) -> bool:
 
 
 def _tensors(log: Log) -> Iterator[tuple[str, list[str]]]:
-    """The GPU and the printed values of each tensor."""
+    """Yields the index of the GPU and the printed values of each tensor in the log."""
     wanted = [(line, match) for line, match in log.find(log_pattern(_ON_GPU), 20) if "tensor(" in line.text]
     rest = [(line, match) for line, match in log.find(log_pattern(_ON_GPU), 20) if "tensor(" not in line.text]
     for line, match in wanted:
@@ -358,11 +359,12 @@ def _tensors(log: Log) -> Iterator[tuple[str, list[str]]]:
 
 
 _LONG_TENSOR = 10_000
-"""Number of characters that are read of one printed tensor."""
+"""Maximum number of characters that are read of one printed tensor."""
 
 
 def _values(text: str) -> list[str]:
-    """Returns the printed values; for a large tensor, which torch prints only in part, only the first."""
+    """Returns the printed values of a tensor. Of a large tensor, which torch prints only in part, it returns one value:
+    the first that is not zero, if there is one."""
     values = re.findall(r"-?\d[\d.e+-]{0,20}", text)
     return values if "..." not in text else [next((value for value in values if _number(value)), "0.")]
 
@@ -376,7 +378,7 @@ _SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
 
 
 def _memory_grows(log: Log) -> bool:
-    """Whether the amounts of memory that the log prints grow from line to line."""
+    """Whether the amounts of used memory in the log grow from line to line."""
     found = [(match[2].lower(), _number(match[1])) for _, match in log.find(log_pattern(_USED), TRIED)]
     for unit in {unit for unit, _ in found}:
         values = [value for other, value in found if other == unit]

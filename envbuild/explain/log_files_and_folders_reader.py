@@ -12,16 +12,17 @@ from envbuild.explain.log_reader_and_search import Log
 from envbuild.util.errors import FileError, some
 
 MOST_FILES = 256
-"""The largest number of files; in a folder, each rank of a node has two."""
+"""Maximum number of files that are read. torchrun writes two files per rank of a node into a folder."""
 MOST_NAMED = 3
-"""The largest number of names in a note about skipped files."""
+"""Maximum number of names in a note about skipped files."""
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
 def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
-    """Read all files as one log. Return it with notes about files that were skipped or cut off.
+    """Read all files as one log. Return the log, with notes about files that were skipped or cut off.
 
-    Raises FileError for an unreadable file, for a file that the user named and that is not text, and if all are empty.
+    `names`: files, folders, and - for standard input. Raises FileError for an unreadable file, for a file that the user
+    named and that is not text, and if all files are empty.
     """
     notes: list[str] = []
     files = list(dict.fromkeys(file for name in names for file in _files(name, notes)))
@@ -53,8 +54,8 @@ _SAVE_OUTPUT = "save the output of a run: COMMAND 2>&1 | tee train.log"
 
 
 def _files(name: str, notes: list[str]) -> list[str]:
-    """Yield the regular files in a folder at any depth, except hidden ones; links to folders are not followed. A `name`
-    that is not a folder is yielded as it is."""
+    """Return the regular files in a folder at any depth, except hidden files. Links to folders are not followed. A
+    `name` that is not a folder is returned unchanged. Notes about skipped entries are added to `notes`."""
     if name == "-" or not Path(name).is_dir():
         return [name]
     found: list[Path] = []
@@ -84,7 +85,7 @@ def _files(name: str, notes: list[str]) -> list[str]:
 
 
 def _kind(path: Path) -> str | None:
-    """Return why a folder's entry is not read (its kind); None for a regular file and for a folder."""
+    """Return the kind of a folder's entry that is not read; None for a regular file and for a folder."""
     try:
         mode = path.stat().st_mode
     except OSError:

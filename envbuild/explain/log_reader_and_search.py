@@ -1,8 +1,8 @@
 """Reads a log into lines and searches them. Logs may be hostile, of any size, and in any language.
 
-A log is read as a stream, and only a bounded number of bytes and lines is kept, which bounds the memory. Control
-sequences are removed. A pattern is tried only on lines that contain a text that each of its matches needs: ten
-megabytes take less than a second.
+A log is read as a stream, and only a limited number of bytes and lines is kept, which limits the memory. Control
+sequences are removed. A pattern is tried only on lines that contain a text which every match of the pattern contains,
+so that searching ten megabytes takes less than a second.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from envbuild.facts.fact_field_types import LazyPattern, SearchPattern
 from envbuild.util.errors import some
 
 HEAD, TAIL = 8 << 20, 24 << 20
-"""Number of bytes that are kept of the beginning (it has the versions) and of the end (it has the crash) of a log."""
+"""Maximum number of bytes that are kept of the beginning of a log, which has the versions, and of its end, which has
+the crash."""
 HEAD_LINES, TAIL_LINES = 100_000, 300_000
-"""Number of lines that are kept of the beginning and of the end; this bounds the memory, as
+"""Maximum number of lines that are kept of the beginning and of the end. This limits the memory, which
 tests/attacks/test_explain.py measures."""
 LONGEST = 2000
-"""Longest piece of a line that is searched at once, in characters."""
+"""Maximum number of characters that are searched at once; longer lines are split."""
 TRIED = 400
-"""Number of lines on which a pattern is tried. Together with the bounded gaps in patterns, this bounds the time."""
+"""Maximum number of lines on which a pattern is tried. Together with the bounded gaps in patterns, this limits the
+time."""
 
 _BLOCK = 1 << 16
 _SNIFFED = 4096
@@ -45,16 +47,17 @@ _MOST_OF_ONE_SHAPE = 40
 _WORD, _MOST_WORDS = 3, 1 << 18
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
-_WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
+_WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # full-width punctuation, digits and letters -> ASCII
 _ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
-"""A line break in a string of JSON; the rest of a Windows path begins with a small letter."""
+"""An escaped line break, as in a JSON string. Before a small letter, the two characters may be part of a Windows
+path."""
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a log. `number` counts from 1, as in editors. `text`: the line, or one piece of a long line. `file`:
-    the name of the file if several files are read as one log."""
+    the name of the file; "" if the log has only one file."""
 
     number: int
     text: str
@@ -87,8 +90,8 @@ class Cut:
 
 
 class Log:
-    """The lines of one file or several. `foreign`: the kind of a file that is not text. `note`: why the rest was
-    not read."""
+    """The lines of one or several files. `foreign`: the kind of the file, if it is not text. `note`: why the end of the
+    file was not read; else None. `cut`: the parts that were not kept because the log is too large."""
 
     def __init__(self, raw: bytes | Iterable[bytes] = b"", logs: int = 1, file: str = "") -> None:
         """`logs`: the number of logs read together; each log gets 1/`logs` of the limits."""
@@ -109,9 +112,9 @@ class Log:
         never: Sequence[SearchPattern] = (),
         before: Sequence[SearchPattern] = (),
     ) -> list[tuple[Line, re.Match[str]]]:
-        """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
-        lines where one of `before` matches the text before the match. Each line is searched as it is, then as
-        `plain_form` changes it, then joined with the next line if the message may continue there."""
+        """Finds the first lines, at most `most`, that match `pattern`. Skips lines that match one of `never`, and lines
+        in which one of `before` matches the text before the match. Each line is searched as it is, then as changed by
+        `plain_form`, then joined with the next line if the message may continue there."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
         breaks, joined = self._joined
@@ -153,7 +156,7 @@ class Log:
 
     @cached_property
     def _rewritten(self) -> tuple[dict[int, str], _Index]:
-        """The lines that `plain_form` changes, by index."""
+        """The lines that `plain_form` changes: index -> changed text, and an index for searching them."""
         texts: dict[int, str] = {}
         for index in {
             index
@@ -171,7 +174,8 @@ class Log:
 
     @cached_property
     def _joined(self) -> tuple[dict[int, list[tuple[int, str]]], _Index]:
-        """The lines that are joined with the next: the place of the break and the text, by index."""
+        """The lines that are joined with the next line: index -> (position of the break, joined text), and an index for
+        searching them."""
         breaks: dict[int, list[tuple[int, str]]] = {}
         for index, place, text in message_normalization.joined([(line.file, line.text) for line in self.lines]):
             breaks.setdefault(index, []).append((place, text))
@@ -179,19 +183,19 @@ class Log:
 
 
 def plain_form(text: str, of_gpu: bool) -> str:
-    """The plain form of a line, in English, with the names of error numbers. `of_gpu`: the log mentions a program that
-    uses GPUs."""
+    """Returns a line in English, without quoting and prefixes, and with the names of error numbers. `of_gpu`: whether
+    the log mentions a program that uses GPUs."""
     plain = localized_message_translation.rewritten(message_normalization.normalized(text))
     return error_number_translation.named(plain, of_gpu)
 
 
 def _across(pattern: SearchPattern, place: int, text: str) -> re.Match[str] | None:
-    """The first match that begins before the break at `place` and ends after it."""
+    """Returns the first match in `text` that begins before the line break at `place` and ends after it."""
     return next((match for match in pattern.finditer(text) if match.start() < place < match.end()), None)
 
 
 def join_logs(parts: Iterable[Log]) -> Log:
-    """Joins several logs to one, in this order."""
+    """Returns one log with the lines of several logs, in this order."""
     whole, whole.files = Log(), ()
     for log in parts:
         whole.lines += log.lines
@@ -200,8 +204,8 @@ def join_logs(parts: Iterable[Log]) -> Log:
 
 
 class _Index:
-    """An index of lines by shape: the line in lower case, with each digit replaced by 0. A progress bar of a million
-    lines has few shapes."""
+    """An index of lines by their shape: the line in lower case, with each digit replaced with 0. A million lines of a
+    progress bar have only a few shapes."""
 
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
         """`lines`: indexes and texts."""
@@ -222,11 +226,11 @@ class _Index:
                 words = {self._joined}
                 break
         self._words = b" ".join(words)
-        # cache: text -> shapes, because many patterns search for the same text
+        # cache of text -> shapes, because many patterns search for the same text
         self._held: dict[bytes, tuple[int, ...]] = {}
 
     def candidates(self, pattern: SearchPattern) -> list[int]:
-        """The indexes of lines that the pattern may match."""
+        """Returns the indexes of lines that the pattern may match, at most TRIED."""
         wanted = required_texts.required_texts(pattern)
         shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape])
@@ -238,8 +242,8 @@ class _Index:
         return self._held[text]
 
     def _holding(self, text: bytes) -> Iterator[int]:
-        """Returns the first and the last shapes that contain a text. For most texts, a look-up of the longest word
-        shows that there are none."""
+        """Yields the first and the last shapes that contain a text, at most TRIED. For most texts, a look-up of the
+        text's longest word shows that no shape contains it."""
         if not text.isascii() and text not in self._foreign:
             return
         word = max(text.translate(_LETTERS).split(), key=len, default=b"")
@@ -264,9 +268,9 @@ class _Index:
 
 
 def read(stream: BinaryIO, logs: int = 1, file: str = "") -> Log:
-    """Reads a stream and decompresses gzip. If the log exceeds the limits, only its beginning and its end are read.
-    `logs`: the number of logs read together; each log gets 1/`logs` of the limits. `file`: the name of the file, if
-    several are read."""
+    """Reads a stream as a log, and decompresses gzip. If the log exceeds the limits, only its beginning and its end are
+    kept. `logs`: the number of logs read together; each log gets 1/`logs` of the limits. `file`: the name of the file,
+    if several files are read."""
     source = log_decompression.open_log(stream)
     begin = source.read(_SNIFFED)
     foreign = log_decompression.foreign(begin)
@@ -276,7 +280,8 @@ def read(stream: BinaryIO, logs: int = 1, file: str = "") -> Log:
 
 
 def _blocks(source: log_decompression.LogSource, logs: int) -> Iterator[bytes]:
-    """Reads in blocks so small that even a block that consists of line breaks does not exceed the limit on lines."""
+    """Reads a log in blocks that are so small that even a block of only line breaks does not exceed the limit on
+    lines."""
     while block := source.read(min(_BLOCK, TAIL // logs, TAIL_LINES // logs)):
         yield block
 
@@ -300,8 +305,8 @@ def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _kept(blocks: Iterator[bytes], logs: int, file: str) -> tuple[list[Line], Cut | None]:
-    """Returns the lines of the beginning and the end. A block is dropped once the blocks after it reach a limit (bytes
-    or lines)."""
+    """Returns the lines of a log's beginning and end, and which part was dropped. After the beginning, a block is
+    dropped once the blocks after it reach a limit of bytes or lines."""
     head: list[bytes] = []
     size = count = 0
     while size < HEAD // logs and count < HEAD_LINES // logs and (block := next(blocks, b"")):
@@ -365,15 +370,15 @@ def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
 
 @cache
 def log_pattern(pattern: str) -> LazyPattern:
-    """A pattern as in signatures.yaml: case-insensitive, with ASCII word boundaries, so that a word also ends where a
-    different script (such as Chinese) begins."""
+    """Returns a pattern like those in signatures.yaml. It ignores case, and has ASCII word boundaries, so that a word
+    also ends before a character of another script, such as Chinese."""
     return LazyPattern(pattern)
 
 
 @cache
 def relaxed(pattern: LazyPattern) -> LazyPattern:
-    """The pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either kind.
-    Sets of characters and look-behinds stay as they are."""
+    """Returns the pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either
+    kind. Sets of characters and look-behinds are not changed."""
     return LazyPattern(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
 
 

@@ -1,7 +1,7 @@
 """Reads the versions in a log: loaded, installed, or only stated. Pure.
 
-A version that a log recommends, requires or downloads does not count; the table `mentions` of signatures.yaml has the
-patterns of such texts.
+A version does not count if the text around it recommends, requires or downloads it. The table `mentions` of
+signatures.yaml has the patterns of such texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Found = Mapping[str, tuple[str, ...]]
 """Name -> the distinct versions in the log, in its order."""
 Options = Mapping[str, tuple[str | None, ...]]
 
-# Patterns are tried in order; the first one with a match that is not a mention decides.
+# The patterns of a table are tried in order. The first pattern that matches, other than in such a text, is used.
 _TORCH_LOADED = (
     r"\b(?:py)?torch version(?: \(gpu\?\))?(?::| \.{2,60}) {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})"
 )
@@ -80,13 +80,14 @@ _REQUIREMENT_ONLY = (
 )
 _REQUIREMENTS = r"^\s{0,8}(?:[#-].{0,2000}|[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>=~!@;].{0,300})?)$"
 _READ, _SEVERAL, _EACH = 50, 4, 3
-"""Limits: lines read for one name, names with several versions, and versions of each such name."""
+"""Limits: lines that are read for one name; names whose versions are varied; versions of each of these names."""
 
 
 @dataclass(frozen=True)
 class LogVersions:
-    """Versions by distribution. The key is the library's short name (cudnn) where conda installed it, where it is
-    loaded, or where prose uses that name. `torch`: the possible versions of torch, by the best evidence in the log."""
+    """The versions in a log. `loaded`, `installed`, `stated`: distribution -> versions. The key is the short name of a
+    library (cudnn) instead, if conda installed it, if it is loaded, or if prose uses the short name. `torch`: the
+    possible versions of torch, by the best evidence in the log."""
 
     torch: tuple[str, ...]
     cuda: str | None
@@ -96,9 +97,9 @@ class LogVersions:
     stated: Found
 
     def libraries(self, cuda: str | None) -> Options:
-        """The versions of each library that may be loaded, by short name; None stands for the version that torch
-        brings. A version that is only stated does not exclude torch's, and a version from conda does not exclude one
-        from pip."""
+        """Returns short name -> the versions of a library that may be loaded. None stands for the version that torch
+        requires. A version that is only stated does not exclude the one that torch requires, and a version from conda
+        does not exclude a version from pip."""
         found: dict[str, tuple[str | None, ...]] = {}
         for row in database.libraries().values():
             names = [name for major, name in row.distributions.items() if cuda is None or major == cuda.split(".")[0]]
@@ -115,7 +116,7 @@ class LogVersions:
 
     @property
     def others(self) -> Options:
-        """The versions of each distribution that is not a CUDA library; None stands for an unknown one."""
+        """The versions of each distribution that is not a CUDA library. None stands for an unknown version."""
         names = [name for name in {**self.stated, **self.installed} if database.library_of(name) is None]
         return {
             name: self.installed.get(name) or (*self.stated[name], None)
@@ -125,8 +126,8 @@ class LogVersions:
 
 
 def combinations(options: Options) -> Iterator[dict[str, str]]:
-    """Yields the combinations of one version for each name, without None. Only the first few names with several
-    versions are varied; for the others the last version is used."""
+    """Yields the combinations of one version per name. A name is left out of a combination if its version is None. Only
+    the first few names with several versions are varied; for the other names, the last version is used."""
     several = [name for name, found in options.items() if len(found) > 1][:_SEVERAL]
     choices = [found[:_EACH] if name in several else found[-1:] for name, found in options.items()]
     for chosen in product(*choices):
@@ -153,7 +154,7 @@ def read(log: Log) -> LogVersions:
 
 
 Places = Container[tuple[str, int]]
-"""Lines by their files and numbers."""
+"""A set of lines, each as (file, line number)."""
 
 
 def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
@@ -162,7 +163,7 @@ def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
 
 
 def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
-    """Returns the versions in these lines, except those that are only mentioned."""
+    """Returns the versions in these lines, except versions that are only recommended, required or downloaded."""
     matches = ((line.text, match) for line in lines for match in log_pattern(pattern).finditer(line.text))
     kept = (
         m[1].rstrip(".+") for text, m in matches if not log_signatures.mentioned(text[: m.start()], text[m.end() :])
@@ -171,8 +172,8 @@ def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
 
 
 def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """The installed and the stated versions of CUDA libraries, of torch, and of the distributions that advisories
-    name."""
+    """Returns the installed and the stated versions of CUDA libraries, of torch, and of the distributions that
+    advisories name."""
     advised = {name for advisory in database.advisories() for match in advisory.match for name in match.distributions}
     carried = {name for row in database.libraries().values() for name in row.distributions.values()}
     reported = _reported(log)
@@ -206,7 +207,7 @@ def _reported(log: Log) -> dict[str, list[str]]:
 
 
 def _requirements(log: Log) -> set[tuple[str, int]]:
-    """The lines of the log that belong to a requirements file."""
+    """Returns the lines of the log that belong to a printed requirements file."""
     marks = [
         (line.file, line.number) for pattern in _REQUIREMENT_ONLY for line, _ in log.find(log_pattern(pattern), _READ)
     ]

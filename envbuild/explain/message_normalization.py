@@ -35,7 +35,7 @@ _PREFIX = re.compile(
     r"|> (?:> )?"  # quoted in an issue
     r")"
 )
-_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_UNICODE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 _SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)")
 _TRIGGERS = tuple(
     re.compile(text)
@@ -49,7 +49,7 @@ _MOST_PREFIXES = 3
 
 
 def form_patterns() -> tuple[re.Pattern[str], ...]:
-    """The patterns of lines to rewrite: each rewritten line matches at least one."""
+    """Returns patterns, of which every line that `normalized` changes matches at least one."""
     return _TRIGGERS
 
 
@@ -62,10 +62,15 @@ def without_prefix(text: str) -> str:
     return text
 
 
+def _unescaped(match: re.Match[str]) -> str:
+    """The characters of escapes. Two of them may be the halves of one character; half a character becomes U+FFFD."""
+    return bytes.fromhex(match[0].replace("\\u", "")).decode("utf-16-be", "replace")
+
+
 def normalized(text: str) -> str:
-    """The plain form of a line."""
+    """Returns the plain form of a line."""
     if "\\u" in text:
-        text = _UNICODE.sub(lambda match: chr(int(match[1], 16)), text)
+        text = _UNICODE.sub(_unescaped, text)
     if "&" in text:
         for entity, character in _ENTITIES.items():
             text = text.replace(entity, character)
@@ -83,27 +88,29 @@ _RECORD = re.compile(
 """The beginning of a new message, which does not continue the line before it."""
 _ENDED = re.compile(r"[.!?}|。]$|\.py, line \d{1,6}$")
 _SHORTEST, _WIDTH, _LONGEST = 12, 76, 300
-"""A line of prose that another continues, and a line that a terminal broke, have at least these lengths. Longer lines
-are not broken."""
+"""Lengths in characters. A line of prose that the next line continues has at least _SHORTEST; a line that a terminal
+broke has at least _WIDTH. Lines longer than _LONGEST are not joined."""
 _CONTINUES = "('\"`,_/<&="
-"""Characters with which a line continues another."""
+"""If a line begins with one of these characters, it continues the line before it."""
 _OPEN = re.compile(
     r"(?:\b(?:an?|the|to|of|is|are|was|in|on|at|by|for|with|from|and|or|not|no|version|symbol|error|code|cannot|could)"
     r"|[>=<:(,])$",
     re.IGNORECASE,
 )
-"""The end of a line that does not end a message."""
+"""The end of a line after which the message continues."""
 _UNIT = re.compile(r"(?:[KMG]i?B|GPUs?)\b")
 _MOST_BETWEEN = 2
 MOST_JOINED = 20_000
-"""Number of joined lines that are searched."""
+"""Maximum number of joined lines that are searched."""
 
 
 def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
-    """Joins each line with the next where a message may continue there: after a break between words in prose, or where
-    a terminal or a program broke a long line, even within a word. Lines of a progress bar between the two are skipped.
+    """Joins each line with the next if a message may continue there: after a break between words in prose, or after a
+    break in a long line, even within a word, by a terminal or a program. Lines of a progress bar between the two are
+    skipped.
 
-    `lines`: the file and the text of each. Returns the index of the first line, the place of the break, and the text.
+    `lines`: (file, text) of each line. Yields the index of the first line, the position of the break, and the joined
+    text.
     """
     count = 0
     for index, (file, first) in enumerate(lines):

@@ -12,13 +12,13 @@ from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 
 T = TypeVar("T")
 MOST = 4096
-"""Largest number of ranks that are compared."""
+"""Maximum number of ranks that are compared."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The rank that failed first and its line in the log. `exit`: the exit code as torch elastic prints it, negative
-    for a signal. `local`: the rank within its node, set if the log has no other rank number."""
+    """The rank that failed first, and the line of its failure. `exit`: the exit code as torch elastic prints it,
+    negative for a signal. `local`: the rank within its node; set only if the log does not have its rank in the job."""
 
     rank: int | None
     exit: int | None
@@ -48,12 +48,12 @@ class Late:
 
 @dataclass(frozen=True)
 class Works:
-    """The progress of the ranks. `last`: the last work of each rank in the log, in order. `timed_out`: the collective
-    in which each rank timed out, if the log has no last work. `behind`: the ranks that the others wait for, because
-    they enqueued fewer collectives, or enqueued as many and completed fewer, or timed out in an earlier one; empty if
-    all are equal. `silent`: ranks of the job for which the log has no line about their work, known only for the group
-    of all ranks. `diverged`: if ranks of one group waited in different collectives, the first rank of each
-    collective."""
+    """The progress of the ranks of a process group. `last`: the last work of each rank in the log, in the order of
+    ranks. `timed_out`: the collective in which each rank timed out; empty if `last` is not. `behind`: the ranks that
+    the other ranks wait for, because they enqueued fewer collectives, or enqueued the same number and completed fewer,
+    or timed out in an earlier collective; empty if all ranks made equal progress. `silent`: ranks of the job for which
+    the log has no line about their work; known only for the group of all ranks. `diverged`: if ranks of one group
+    waited in different collectives, the first rank of each collective."""
 
     last: tuple[Work, ...] = ()
     timed_out: tuple[Late, ...] = ()
@@ -72,7 +72,8 @@ _WORK = (
 _BEFORE, _AFTER = 350, 120
 """Number of characters before and after the text _LAST that are searched."""
 _WORLD = ("", "0")
-"""Names of the group of all ranks: empty (before groups had names) or 0. Newer names contain "default_pg"."""
+"""Names of the group of all ranks: empty (in older logs, whose groups have no names) or 0. Newer names contain
+"default_pg"."""
 
 
 def works(log: Log, count: int | None) -> Works:
@@ -106,7 +107,7 @@ def works(log: Log, count: int | None) -> Works:
 
 
 def _largest(groups: Mapping[str, dict[int, T]]) -> tuple[str, dict[int, T]]:
-    """The name of the group with most ranks, and its ranks."""
+    """Returns the name of the group with the most ranks, and its ranks."""
     name = max(groups, key=lambda group: len(groups[group]), default="")
     return name, groups.get(name, {})
 
@@ -116,17 +117,17 @@ _JOB = r"\[rank ?(\d{1,5})\]"
 _GROUP = r"\[pg (?:id )?(\d{1,6})\b(?: pg guid ([^\] ]{1,80}))?"
 _WAITS = r"seqnum=(\d{1,9}), {0,2}optype=(\w{1,40})"
 _MOST_LATE = 4 * MOST
-"""Number of lines about timed-out ranks that are read."""
+"""Maximum number of lines about timed-out ranks that are read."""
 
 
 def _timed_out(log: Log) -> dict[str, dict[int, Late]]:
-    """The first collective in which each rank timed out, by process group and rank."""
+    """Returns process group -> rank -> the first collective in which the rank timed out."""
     groups: dict[str, dict[int, Late]] = {}
     for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):
         place = line.text.index(_TIMED_OUT)
         before, after = line.text[max(0, place - 2 * _BEFORE) : place], line.text[place : place + _AFTER]
         rank, waits = log_pattern(_JOB).search(before), log_pattern(_WAITS).search(after)
-        if rank and waits:  # the rank in the job precedes the rank in the group, where the log has both
+        if rank and waits:  # if the log has both, the rank in the job precedes the rank in the group
             group = log_pattern(_GROUP).search(before)
             late = Late(int(rank[1]), int(waits[1]), waits[2])
             groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
@@ -136,8 +137,8 @@ def _timed_out(log: Log) -> dict[str, dict[int, Late]]:
 def _diverged(groups: Mapping[str, dict[int, Late]]) -> tuple[Late, ...]:
     """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds.
 
-    Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran a different
-    number of steps.
+    Ranks that wait in collectives of the same kind with different numbers do not count: one of them is behind, or ran a
+    different number of steps.
     """
     for found in groups.values():
         first = {late.operation: late for late in sorted(found.values(), key=lambda late: -late.rank)}
@@ -147,7 +148,7 @@ def _diverged(groups: Mapping[str, dict[int, Late]]) -> tuple[Late, ...]:
 
 
 def _least(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks with the lowest count; empty if all ranks have the same count."""
+    """Returns the ranks with the lowest count; none if all ranks have the same count."""
     least = min(counts.values(), default=0)
     ranks = tuple(rank for rank, count in counts.items() if count == least)
     return ranks if len(ranks) < len(counts) else ()
@@ -189,9 +190,10 @@ def _troubled(log: Log) -> Failure | None:
 
 
 def by_itself(log: Log, failed: Failure) -> bool:
-    """Whether the failed rank ended before the other ranks reported errors. It did if it was ended by a signal that no
-    watchdog sends, or if its error precedes theirs. The order of lines in different files is unknown; in that case the
-    rank's own error counts as the earlier one.
+    """Whether the failed rank ended before the other ranks reported errors.
+
+    It did if a signal that no watchdog sends ended it, or if its error precedes those of the other ranks. The order of
+    lines in different files is unknown; the error of the failed rank then counts as the earlier one.
     """
     if failed.exit is not None and failed.exit < 0 and failed.exit not in (-signal.SIGABRT, -signal.SIGTERM):
         return True

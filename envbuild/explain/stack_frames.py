@@ -1,4 +1,4 @@
-"""Reads stack traces, and names the library in which a program crashed or hangs. Pure.
+"""Reads stack traces, and names the components in which a program crashed. Detects the stacks of a hung program. Pure.
 
 Supported formats: gdb, lldb, pstack, coredumpctl, UCX, glibc, torch, Python's faulthandler and py-spy, and the kernel's
 line about a trap. The table `components` of signatures.yaml names libraries and functions.
@@ -16,11 +16,11 @@ from envbuild.facts import log_signatures
 from envbuild.facts.log_signatures import NEUTRAL
 
 OTHER = "other"
-"""The component of a library that is not in the table."""
+"""The component of a library that the table `components` does not contain."""
 INNER = 3
 """Number of innermost frames, not counting neutral ones, that show where a program crashed."""
 DEPTH, HEADS = 40, 60
-"""Number of frames that are read of one stack, and of stacks that are read."""
+"""Limits: 2 * DEPTH lines are read of one stack, and HEADS stacks are found with one pattern of _HEADS."""
 
 _HEADS = (
     r"^\s{0,8}(?:\* )?#0 ",
@@ -43,7 +43,7 @@ _CRASH = (
     r"(?:floating[ -]point exception|segmentation fault|illegal instruction|bus error)\b",
 )
 _RAISED = (r"exception raised from ", r"what\(\):", r"torch\.acceleratorerror")
-"""The text before a stack that torch itself prints: for an error, not for a hang."""
+"""Text before a stack that torch itself prints for an error. Such a stack does not show a hang."""
 _NUMBERED = re.compile(r"^\s{0,8}(?:\* )?(?:frame )?#\d{1,3}:?\s{1,4}(?P<rest>.{1,1500})", re.IGNORECASE)
 _FROM = re.compile(r"(?:\bfrom |\bin |\()(?P<library>/?[\w.+/@-]{1,300}\.(?:so|dylib)[\w.-]{0,40})")
 _LLDB = re.compile(r"(?P<library>[\w.+-]{1,120})`(?P<function>[\w:~<>]{1,200})")
@@ -60,8 +60,8 @@ _MORE = re.compile(r"^\s{2,12}(?:from|at) \S")
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame. `source`: the source file of a Python frame, or of a native frame whose debugger printed no
-    library."""
+    """One frame of a stack. `source`: the source file of a Python frame, or of a native frame for which the debugger
+    printed no library; else ""."""
 
     function: str
     library: str
@@ -81,8 +81,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stacks:
-    """`crashed_in`: the components of the innermost frames of the stack that crashed; empty if unknown. `hang`: a
-    debugger recorded the stacks of a process that was still running."""
+    """`crashed_in`: the components of the innermost frames of the stack that crashed; empty if unknown. `hang`: whether
+    the stacks were recorded from a process that was still running."""
 
     crashed_in: frozenset[str] = frozenset()
     hang: bool = False
@@ -99,7 +99,7 @@ def read(log: Log) -> Stacks:
 
 
 def _inner(found: list[list[Frame]]) -> frozenset[str]:
-    """Returns the components of the first stack with frames that are not neutral."""
+    """Returns the components of the innermost frames, without neutral ones, of the first stack that has such frames."""
     for frames in found:
         named = [component for frame in frames if (component := frame.component) != NEUTRAL]
         if named:
@@ -108,7 +108,7 @@ def _inner(found: list[list[Frame]]) -> frozenset[str]:
 
 
 def _stacks(log: Log, heads: set[int]) -> Iterator[list[Frame]]:
-    """All stacks: that of faulthandler's current thread first, then the others in the log's order."""
+    """Yields all stacks: first the stack of faulthandler's current thread, then the others in the order of the log."""
     places = [place for place, line in enumerate(log.lines) if id(line) in heads]
     current = [place for place in places if log.lines[place].text.lstrip().lower().startswith("current thread")]
     for place in [*current, *(place for place in places if place not in current)]:
@@ -116,7 +116,7 @@ def _stacks(log: Log, heads: set[int]) -> Iterator[list[Frame]]:
 
 
 def _frames(log: Log, place: int) -> Iterator[Frame]:
-    """The frames after the head of a stack, up to the first line that is not a frame."""
+    """Yields the frames after the head of a stack, up to the first line that is not a frame."""
     lines = list(islice(log.lines, place, place + 2 * DEPTH))
     began = False
     for number, line in enumerate(lines):

@@ -1,7 +1,7 @@
-"""Advisories as data, and the check whether one applies to a profile, an image or a machine. fact_file_reader.py reads
-the rows.
+"""The types of advisories, and the check whether an advisory applies to a profile, an image or a machine.
 
-This module contains no versions: every number is in facts/data/advisories.yaml, whose head describes each key.
+This module contains no versions: they are in facts/data/advisories.yaml, whose head describes each key.
+fact_file_reader.py reads this file.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from envbuild.facts.gpu_fact_types import UNLISTED, Gpu
 class Situation:
     """The known properties of a profile, an image or a machine; None or a missing name means unknown.
 
-    torch: the distribution's version (the index's CUDA builds have no local label, though they import as 2.3.1+cu121).
-    cuda: the CUDA version of torch. libraries: short name -> version. environment: words, see
-    facts/data/advisories.yaml. gpu_count: number of GPUs that work together; None: unknown.
+    `torch`: the version of the distribution. A CUDA build from the package index has the version 2.3.1, although
+    torch.__version__ is 2.3.1+cu121. `cuda`: the CUDA version of torch. `libraries`: short name -> version.
+    `gpu_count`: number of GPUs that work together; None: unknown. `environment`: words that facts/data/advisories.yaml
+    describes.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -61,8 +62,8 @@ class Situation:
 @dataclass(frozen=True, config=STRICT)
 class Match:
     """Conditions that must all be true; fields that are not set are ignored. `gpus` (ids), `series` (beginnings of
-    names: "NVIDIA GeForce RTX 50") and `compute_capability` are conditions on the same GPU. `without`: environment
-    words that must be absent; `unequal_cards`: GPUs of several compute capabilities."""
+    names: "NVIDIA GeForce RTX 50") and `compute_capability` are conditions on the same GPU. `unequal_cards`: the GPUs
+    have several compute capabilities. `without`: words that must not be in `environment`."""
 
     gpus: frozenset[str] = frozenset()
     series: tuple[Text, ...] = ()
@@ -119,8 +120,8 @@ class Match:
             yield False
 
     def concerns(self, situation: Situation) -> bool:
-        """Whether all conditions are true, except those on versions of torch, libraries, distributions or the driver,
-        which are ignored."""
+        """Whether all conditions are true. Conditions on versions of torch, libraries, distributions and the driver are
+        ignored."""
         anyhow = dataclasses.replace(self, driver=None, torch=None, build=None, libraries={}, distributions={})
         return anyhow.holds(situation)
 
@@ -140,8 +141,8 @@ class Match:
         )
 
     def _takes(self, cards: tuple[Gpu, ...]) -> bool | None:
-        """Whether any of the GPUs matches. None without GPUs, or if one with a matching capability has no known
-        model."""
+        """Whether any of the GPUs matches. None if there are no GPUs, or if none matches but a GPU with a matching
+        compute capability is of an unknown model."""
         fitting = [
             card for card in cards if not self.compute_capability or card.compute_capability in self.compute_capability
         ]
@@ -150,7 +151,7 @@ class Match:
         return None if not cards or any(card.id == UNLISTED for card in fitting) else False
 
     def _fits(self, card: Gpu) -> bool:
-        """Whether it is one of `gpus` and of `series`, as far as they are set."""
+        """Whether the GPU meets the conditions `gpus` and `series`."""
         return (not self.gpus or card.id in self.gpus) and (
             not self.series or any(name.startswith(self.series) for name in card.all_names)
         )
@@ -179,7 +180,8 @@ class Shows:
 
 @dataclass(frozen=True, config=STRICT)
 class Change:
-    """Changes to a profile. `pins`: by short library name or distribution. Empty if no change helps."""
+    """The changes to a profile that fix a fault; empty if no change does. `pins`: short library name or distribution ->
+    versions."""
 
     pins: Mapping[str, Spec] = Field(default_factory=dict)
     torch: Spec | None = None
@@ -189,16 +191,16 @@ class Change:
 
 def _stating(match: Match) -> Match:
     if match.states_nothing:
-        raise ValueError("states no condition; write [] where nothing in a situation tells")
+        raise ValueError("has no condition; write [] if only a log can show that the advisory applies")
     return match
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Advisory(FactRow):
-    """A known fault. It applies if any of `match` does; `decidable`: a profile alone is enough to decide.
+    """A known fault. It applies if any of `match` does. `decidable`: whether a profile alone is enough to decide this.
 
-    `signature`: alternatives for the result of a probe that met the fault. In each, every key names an entry of the
-    result or its traits, and the pattern must match its whole value.
+    `signature`: alternatives that identify the result of a probe which had the fault. In an alternative, each key names
+    an entry of the result or of its traits, and the pattern must match the whole value of the entry.
     """
 
     id: Name
@@ -226,12 +228,16 @@ class Advisory(FactRow):
         return any(match.holds(situation) for match in self.match)
 
     def concerns(self, situation: Situation) -> bool:
-        """Whether it would apply with versions other than the situation's."""
+        """Whether the advisory applies if the versions in the situation are ignored."""
         return any(match.concerns(situation) for match in self.match)
 
     def standing(self, situation: Situation) -> Literal["holds", "fits", "open", "contradicted"]:
-        """How a partly known situation relates to this advisory. "holds": the advisory applies; "fits": some condition
-        is true and none is false; "open": no condition can be decided; "contradicted": no alternative can apply."""
+        """How a partly known situation relates to this advisory.
+
+        "holds": the advisory applies. "fits": in an alternative of `match`, some condition is true and none is false.
+        "open": some alternative has no false condition, but no such alternative has a true one; or `match` is empty.
+        "contradicted": no alternative can apply.
+        """
         answers = [list(match.answers(situation)) for match in self.match]
         if any(all(each) for each in answers):
             return "holds"
@@ -241,7 +247,7 @@ class Advisory(FactRow):
         return "fits" if any(True in each for each in left) else "open"
 
     def met_by(self, situation: Situation) -> dict[str, str]:
-        """The versions that make it apply: of libraries by short name, of distributions by their name."""
+        """The versions because of which the advisory applies: short name of a library, or distribution -> version."""
         names = {name for match in self.match if match.holds(situation) for name in match.versioned}
         return {
             name: version

@@ -1,5 +1,5 @@
-"""Facts about Debian suites, GPUs, CUDA, torch and known faults, from data files that are read once; a site can add its
-own.
+"""Facts about Debian suites, GPUs, CUDA, torch and known faults. They come from data files that are read once, and a
+site can add its own.
 
 If data files are malformed, every function raises FactsError, which lists every malformed entry with file and line.
 """
@@ -36,7 +36,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Toolkit(FactRow):
-    """A CUDA toolkit release, with the versions of its cuBLAS and of its driver."""
+    """A CUDA toolkit release, with the versions of the cuBLAS and the driver that it contains."""
 
     release: Release
     cublas: Release
@@ -53,8 +53,9 @@ class _Compatible(FactRow):
 
 
 class DriverMinimum(NamedTuple):
-    """Minimum driver versions. `exact`: the driver shipped with the toolkit. `compatible`: the oldest one that runs the
-    toolkit's major version, with limits (no PTX of a newer toolkit). None if unknown."""
+    """Minimum driver versions for a CUDA toolkit; None if unknown. `exact`: the driver shipped with the toolkit.
+    `compatible`: the oldest driver that runs toolkits of the same major version, with limits: it cannot compile PTX of
+    a toolkit newer than itself."""
 
     exact: str | None
     compatible: str | None
@@ -62,7 +63,8 @@ class DriverMinimum(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TorchRelease(FactRow):
-    """A torch release of the index for Linux x86_64. `pins`, `expands_to`: distribution -> specifier."""
+    """A torch release on the package index, for Linux x86_64. `pins`: distribution -> specifier of its requirements.
+    `expands_to`: the same for the libraries that its pin on cuda-toolkit installs."""
 
     version: Release
     cuda: Release
@@ -78,8 +80,8 @@ class TorchRelease(FactRow):
     note: Text | None = None
 
     def kernels(self, compute_capability: str) -> Literal["compiled", "ptx"] | None:
-        """How this build supports a GPU: by the rules of torch_cuda_arch_list_parser.serves, with PTX only for the last
-        architecture."""
+        """How this build supports a GPU, by the rules of torch_cuda_arch_list_parser.serves. If the build has PTX, it
+        is that of the last architecture."""
         codes = [arch.replace(".", "") for arch in self.arch_list]
         ptx = [f"compute_{codes[-1]}"] if self.ptx else []
         return torch_cuda_arch_list_parser.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
@@ -87,7 +89,7 @@ class TorchRelease(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LocalBuild(FactRow):
-    """A build of torch with a local label. `pins`: distribution -> version, of libraries that advisories name."""
+    """A build of torch with a local label. `pins`: distribution -> specifier, for libraries that advisories name."""
 
     version: Release
     pins: Mapping[str, Specifier]
@@ -95,7 +97,7 @@ class LocalBuild(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TorchIndex(FactRow):
-    """PyTorch's own index of builds with a local label; `address` contains {build} in place of the label."""
+    """PyTorch's own index of builds with a local label. In `address`, {build} stands for the label."""
 
     address: Annotated[str, Field(pattern=r"^https://[!-~]+$")]
     packages: tuple[Name, ...]
@@ -112,7 +114,8 @@ class Library(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class XidError(FactRow):
-    """A driver error in the kernel log. `application`: caused by a program, not by a GPU fault."""
+    """An error that the driver writes to the kernel log. `application`: whether a program causes it, not a GPU
+    fault."""
 
     number: int
     title: Text
@@ -121,14 +124,14 @@ class XidError(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Namespace(FactRow):
-    """An allowed text of an __init__.py that several distributions may install, each in its own form."""
+    """A text that is allowed for an __init__.py which several distributions install with different contents."""
 
     text: Annotated[str, Field(max_length=600)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class KnownStartup(FactRow):
-    """A file that runs code whenever Python starts and is known to belong to this distribution. None: it belongs to the
+    """A file that runs code whenever Python starts, and that is known to belong to `distribution`; None: to the
     operating system."""
 
     distribution: Name | None
@@ -138,7 +141,7 @@ class KnownStartup(FactRow):
 
 @cache
 def namespace_texts() -> frozenset[bytes]:
-    """The allowed contents of an __init__.py that several distributions install; compared byte by byte."""
+    """The contents that are allowed for an __init__.py which several distributions install."""
     rows = fact_file_reader.rows("packages", "namespaces", Namespace)
     return frozenset(f"{row.text}{end}".encode() for row in rows for end in ("", "\n"))
 
@@ -163,7 +166,8 @@ def suites() -> Mapping[str, Suite]:
 
 @cache
 def base_packages(gpu: bool = False) -> tuple[str, ...]:
-    """Packages of a base image; for a GPU also the run-time needs of torch: a compiler, headers, RDMA libraries."""
+    """Debian packages of a base image. For a GPU, these include what torch needs at run time: a compiler, headers, RDMA
+    libraries."""
     data = fact_file_reader.read("debian").data
     return (*data["packages"], *(data["gpu_packages"] if gpu else ()))
 
@@ -184,8 +188,8 @@ def gpus() -> Mapping[str, Gpu]:
 
 
 def gpu_by_name(name: str) -> Gpu | None:
-    """The model for a name that the driver reports. Only whole names match: 'NVIDIA H20' does not match 'NVIDIA H200'.
-    A MIG slice has the model of its GPU. Unconfirmed names match too."""
+    """The GPU model for a name that the driver reports; None if it is unknown. Only whole names match: 'NVIDIA H20'
+    does not match 'NVIDIA H200'. For a MIG slice, it is the model of the whole GPU. Unconfirmed names match too."""
     known = fact_file_reader.extensible()
     return known.names.get(known.mig.sub("", name))
 
@@ -195,7 +199,8 @@ OLDEST_CAPABILITY = "7.0"
 
 
 def unsupported(name: str, platform: str) -> str | None:
-    """Why no image of this platform supports the GPU; None if one can, or if the name is unknown."""
+    """Why envbuild cannot build an image of this platform for the GPU model `name`; None if it can, or if the name is
+    unknown."""
     gpu = gpus().get(name)
     if gpu is None:
         return None
@@ -235,8 +240,8 @@ def _compatible() -> Mapping[int, str]:
 
 
 def driver_minimum(cuda: str) -> DriverMinimum:
-    """Minimum drivers for a CUDA version as torch reports it ("12.4", meaning its first release) or as a toolkit's
-    ("12.4.1")."""
+    """Minimum drivers for a CUDA version. "12.4", as torch reports it, means the first release of 12.4; "12.4.1" is the
+    release of a toolkit."""
     try:
         release = Version(cuda).release
     except InvalidVersion:
@@ -263,8 +268,8 @@ def torch_index() -> TorchIndex:
 
 
 def torch_release(version: str) -> TorchRelease | None:
-    """The facts about a release. None for unknown releases and for every local build: 2.13.0+cpu has no GPU code,
-    2.5.0+cu121 has other libraries than 2.5.0."""
+    """The facts about a torch release. None for an unknown release, and for every build with a local label: 2.13.0+cpu
+    has no GPU code, and 2.5.0+cu121 has other libraries than 2.5.0."""
     return torch_releases().get(version)
 
 
@@ -292,8 +297,8 @@ def is_cuda_library(distribution: str) -> bool:
 
 
 def libraries_among(versions: Mapping[str, str], cuda: str | None) -> dict[str, str]:
-    """Short name -> version of the distributions that contain a library; if `cuda` is set, only those for its major
-    version."""
+    """Short name -> version of the libraries among distributions. If `cuda` is set, only distributions for this major
+    version of CUDA count. `versions`: distribution -> version."""
     held: dict[str, str] = {canonicalize_name(name): version for name, version in versions.items()}
     return {
         row.name: held[distribution]
@@ -304,14 +309,17 @@ def libraries_among(versions: Mapping[str, str], cuda: str | None) -> dict[str, 
 
 
 def known_versions(distribution: str) -> tuple[str, ...]:
-    """The known versions in the index, oldest first; empty if nothing is known."""
+    """The known versions of a distribution on the package index, the oldest first; empty if none are known."""
     name = canonicalize_name(distribution)
     return next((row.versions[name] for row in libraries().values() if name in row.versions), ())
 
 
 def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
-    """The other CUDA major version whose wheels of a library have this version's major number, if the wheels for `cuda`
-    never do. None if that is unknown or not the case. Based on the versions in the facts."""
+    """The CUDA major version that a version of a library belongs to, if it is not that of `cuda`.
+
+    The known versions of the library's wheels decide: those for `cuda` must not have the same major number, and those
+    for the returned CUDA version must have it. Otherwise None is returned.
+    """
     majors: dict[str, set[int]] = {}
     for major, distribution in libraries()[library].distributions.items():
         ranges = (
@@ -329,13 +337,14 @@ def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
 
 
 def libraries_of(release: TorchRelease) -> dict[str, str]:
-    """Short name -> version of the libraries installed with this release: its exact pins, and the newest known version
-    in a range."""
+    """Short name -> version of the libraries that are installed with a torch release. For a pin that is a range, it is
+    the newest known version in the range."""
     return _short_names({**release.expands_to, **release.pins})
 
 
 def libraries_of_local_build(version: str) -> dict[str, str]:
-    """The same for a build of torch with a local label; empty where its libraries are not known."""
+    """Short name -> version of the libraries that are installed with a build of torch with a local label. Empty if its
+    libraries are unknown."""
     build = local_builds().get(version)
     return _short_names(build.pins) if build else {}
 

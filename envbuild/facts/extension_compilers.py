@@ -1,6 +1,6 @@
 """Facts about compiling extensions: sources of nvcc, variables that compilers read, and their error messages.
 
-Every function raises FactsError as those of database.py do.
+Every function raises FactsError if the data files are malformed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9+_.-]+$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Wheels(FactRow):
-    """nvcc from wheels, for a major version of CUDA: extras of the distribution cuda-toolkit, and the folder below
-    site-packages to use as CUDA_HOME. `lacks`: why no such wheels exist."""
+    """nvcc from wheels, for a major version of CUDA. `extras`: of the distribution cuda-toolkit. `folder`: the folder
+    below site-packages to use as CUDA_HOME. `lacks`: why the wheels cannot be used."""
 
     major: int
     extras: tuple[Name, ...] = ()
@@ -53,7 +53,7 @@ class HostCompiler(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Complaint(FactRow):
-    """A compiler's error message. `say`: what to do, with the pattern's groups in braces."""
+    """A compiler's error message. `say`: an explanation, in which braces stand for groups of the pattern."""
 
     pattern: Pattern
     say: Text = ""
@@ -66,7 +66,7 @@ def compiler_wheels() -> Mapping[int, Wheels]:
 
 
 def debians() -> tuple[Debian, ...]:
-    """nvcc from Debian, for every CUDA release that Debian has."""
+    """nvcc from Debian, for every CUDA release and suite for which Debian has it."""
     return fact_file_reader.rows("compilers", "debian", Debian)
 
 
@@ -83,19 +83,20 @@ def hosts() -> Mapping[str, HostCompiler]:
 
 @cache
 def variables() -> frozenset[str]:
-    """Environment variables that compilers and torch read themselves, so a package's source need not mention them."""
+    """Environment variables that compilers and torch read themselves, so that they have an effect even if a package's
+    source does not mention them."""
     return frozenset(fact_file_reader.read("compilers").data["variables"])
 
 
 @cache
 def debian_packages() -> str:
-    """A pattern for the names of Debian packages that determine the output of a host compiler."""
+    """A pattern for the names of the Debian packages that determine the output of a compiler."""
     pattern: str = fact_file_reader.read("compilers").data["debian_packages"]
     return pattern
 
 
 def complaints() -> tuple[Complaint, ...]:
-    """Known error messages; the first match is used."""
+    """Known error messages of compilers, in the order in which they are tried. The first match is used."""
     return fact_file_reader.rows("compilers", "complaints", Complaint)
 
 

@@ -1,4 +1,4 @@
-"""Field types of facts: names, versions and patterns of limited form, and the fields common to all rows."""
+"""Types for the fields of facts: names, versions and patterns of limited form, and the fields common to all rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-# Models are built on first use: a profile for the CPU uses none of these rows.
+# defer_build: validators are built on first use, since commands for a CPU profile need none of them.
 STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
-# verified: shown by a command or found in a primary source; reported: described by people who met it; inferred: derived
-# from verified facts by us; unconfirmed: one weak source.
+# verified: shown by a command or found in a primary source; reported: described by people who had the fault; inferred:
+# derived from verified facts; unconfirmed: from one weak source.
 Status = Literal["verified", "reported", "inferred", "unconfirmed"]
 Sources = Annotated[tuple[str, ...], Field(min_length=1)]
 Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[01][0-9](-[0-3][0-9])?$")]
@@ -27,7 +27,7 @@ Text = Annotated[str, Field(min_length=1, max_length=600)]
 
 
 def is_version(text: str) -> bool:
-    """Whether it is a valid version of a Python package; driver versions are valid ones too."""
+    """Whether `text` is a valid PEP 440 version. Versions of drivers are valid too."""
     try:
         Version(text)
     except InvalidVersion:
@@ -52,7 +52,7 @@ Capability = Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FactRow:
-    """Common fields of all facts: source, certainty and date."""
+    """The fields common to all facts: sources, certainty and date."""
 
     source: Sources
     status: Status
@@ -61,7 +61,8 @@ class FactRow:
 
 @dataclasses.dataclass(frozen=True)
 class VersionRange:
-    """One or several PEP 440 specifiers: contains the versions that any of them accepts, pre-releases included."""
+    """One or several PEP 440 specifiers. It contains the versions that any of the specifiers accepts, also
+    pre-releases."""
 
     any_of: tuple[SpecifierSet, ...]
 
@@ -92,12 +93,13 @@ def _versions(value: Any) -> VersionRange:
 _SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
 
 
-_FLAGS = re.IGNORECASE | re.ASCII  # a word ends where another script begins
+_FLAGS = re.IGNORECASE | re.ASCII  # ASCII: a word ends before a character of another script
 
 
 @dataclasses.dataclass(frozen=True)
 class LazyPattern:
-    """A regular expression that is compiled when it is first tried: of 1,700 patterns, a log needs a few."""
+    """A regular expression that is compiled when it is first tried. Of 1,700 patterns, only a few are tried on a
+    log."""
 
     pattern: str
     flags: int = _FLAGS
@@ -126,7 +128,7 @@ def _text_of_pattern(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a regular expression in quotes")
     if _SLOW.search(value):
-        raise ValueError("no repeated group, .* or .+: write a bounded gap, as in .{0,80}")
+        raise ValueError("repeats a group or contains .* or .+: write a bounded gap, as in .{0,80}")
     return value
 
 
@@ -154,4 +156,4 @@ Spec = Annotated[VersionRange, PlainValidator(_versions)]
 Pattern = Annotated[re.Pattern[str], PlainValidator(_pattern)]
 AnyPattern = Annotated[re.Pattern[str], PlainValidator(_any_pattern)]
 LogPattern = Annotated[LazyPattern, PlainValidator(_lazy_pattern)]
-"""A pattern of the shipped signatures. That it is a regular expression is tested, and not checked when it is read."""
+"""A pattern of the shipped signatures. A test checks that it is a valid regular expression; reading it does not."""

@@ -37,24 +37,24 @@ _WORDS = {
     "dataclass_type": "must be a mapping of keys to values",
 }
 _CITED = re.compile(r"https://\S+|[\w.-]+/[\w.-]+(#[0-9]+|@[0-9a-f]{7,40})?")
-"""A source in full: an address, or a GitHub repository, thread or commit."""
+"""A source that is written in full: a URL, or a GitHub repository, thread or commit."""
 
 
 @cache
 def read(name: str) -> Document:
-    """facts/data/<name>.yaml."""
+    """Read facts/data/<name>.yaml."""
     return yaml_and_project_paths.read(_FOLDER / f"{name}.yaml", FactsError)
 
 
 def _raise(faults: list[Fault]) -> None:
     if faults:
-        raise FactsError("the facts are not usable", hint="correct the lines named", faults=faults)
+        raise FactsError("the facts are invalid", hint="correct the named lines", faults=faults)
 
 
 def _rows(
     doc: Document, kind: str, row: type[T], faults: list[Fault]
 ) -> Iterator[tuple[T, yaml_and_project_paths.Path]]:
-    """The valid rows of a list, each with its path; errors in the others are added to `faults`."""
+    """Yield the valid rows of the list `kind`, each with its path. Errors in the other rows are added to `faults`."""
     listed = doc.data.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(value, dict) for value in listed):
         faults.append(doc.fault((kind,), "must be a list of mappings"))
@@ -63,7 +63,7 @@ def _rows(
     sources = doc.data.get("sources", {})
     if not isinstance(sources, dict):
         wrong = doc.fault(("sources",), "must be a mapping of keys to values")
-        faults += [] if wrong in faults else [wrong]  # a file may be read for two kinds of rows
+        faults += [] if wrong in faults else [wrong]  # reported once, although a file may be read for two kinds of rows
         return
     adapter = TypeAdapter(row)
     for index, value in enumerate(listed):
@@ -87,7 +87,7 @@ def _rows(
 
 @cache
 def rows(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
-    """The list `kind` of facts/data/<name>.yaml."""
+    """Return the rows of the list `kind` in facts/data/<name>.yaml."""
     faults: list[Fault] = []
     found = tuple(item for item, _ in _rows(read(name), kind, row, faults))
     _raise(faults)
@@ -100,8 +100,8 @@ def site_files() -> tuple[Path, ...]:
 
 
 def facts_digest() -> str:
-    """sha256, hex, of the names and contents of all facts, a site's own included. It identifies the facts a run
-    used."""
+    """Return the sha256 (hex) of the names and contents of all fact files, including the site's own. It identifies the
+    facts that a run used."""
     found = hashlib.sha256()
     for file in (*sorted(_FOLDER.glob("*.yaml")), *site_files()):
         content = file.read_bytes()
@@ -111,7 +111,8 @@ def facts_digest() -> str:
 
 @plain(frozen=True)
 class Extensible:
-    """The facts that a site can extend."""
+    """The facts that a site can extend. `gpus`: by id. `names`: complete name -> GPU. `mig`: the end of a MIG slice's
+    name."""
 
     gpus: Mapping[str, Gpu]
     names: Mapping[str, Gpu]

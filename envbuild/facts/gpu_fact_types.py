@@ -1,4 +1,4 @@
-"""GPU models as data: names, compute capability, features, and values of the vendor's datasheet."""
+"""The types of facts about GPU models: names, compute capability, features, and values of the vendor's datasheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNLISTED = "unlisted"
 
 @dataclass(frozen=True, config=STRICT)
 class Datasheet:
-    """The vendor's values: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
+    """The vendor's values: TFLOP/s by dtype without sparsity, and GB/s of the memory. None: no source is recorded."""
 
     tflops_fp32: float | None = None
     tflops_tf32: float | None = None
@@ -27,13 +27,13 @@ class Datasheet:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Gpu(FactRow):
-    """A GPU model. `names`: as the driver prints them, complete; `aliases`: further names that people type. `family`:
-    models with the same family share evidence.
+    """A GPU model. `names`: complete names, as the driver prints them. `aliases`: further names that people type.
+    `family`: models with the same family share evidence.
 
-    `first_cuda`, `last_cuda`: the toolkits whose compiler supports the GPU; the code in a torch wheel depends on its
-    arch list instead. `min_driver`: the oldest driver that supports the GPU. `datacentre`: forward-compatibility
-    libraries work. `host`: the architecture of the machine's CPU, as in a platform. `unsupported`: why envbuild builds
-    no image for it.
+    `first_cuda`, `last_cuda`: the oldest and the newest toolkit whose compiler supports the GPU. Whether a torch wheel
+    supports it depends on the wheel's arch list instead. `min_driver`: the oldest driver that supports the GPU.
+    `datacentre`: whether forward-compatibility libraries work with it. `host`: the CPU architecture of the machine, as
+    in the platform of an image. `unsupported`: why envbuild builds no image for the GPU.
     """
 
     id: Name

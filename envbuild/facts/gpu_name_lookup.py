@@ -1,4 +1,4 @@
-"""Finds the GPU models for a name that a person types: from the packaging, nvidia-smi, lspci or a catalogue.
+"""Finds the GPU models for a name that a person types, for example copied from nvidia-smi, lspci or a catalogue.
 
 For names that a machine reports, use `database.gpu_by_name`, which accepts only whole names of the facts.
 """
@@ -14,10 +14,10 @@ from envbuild.facts import database
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.util import errors
 
-_LONGEST = 120  # characters of a name
-_SHORTEST = 4  # of a name that is cut off: RTX... begins a hundred names
-# lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)", nvidia-smi -L "GPU 0: NVIDIA H20 (UUID: GPU-1f2e...)", a
-# label of Kubernetes "NVIDIA-L40S-SHARED" (in time slices).
+_LONGEST = 120  # maximum number of characters in a name
+_SHORTEST = 4  # minimum number of characters in a name that was cut off: a hundred names begin with RTX
+# Forms of a name: lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)", nvidia-smi -L prints "GPU 0: NVIDIA H20
+# (UUID: GPU-1f2e...)", and a Kubernetes label of a time-sliced GPU is "NVIDIA-L40S-SHARED".
 _PCI_NAME = re.compile(r"\[([^\[\]]+)\][^\[\]]*$")
 _AROUND = re.compile(r"^ *gpu *\d+ *:|\((?:r|tm|rev \w+|uuid:[^()]*)\)|-shared$")
 _MIG = re.compile(r"\bmig\b.*")
@@ -30,15 +30,15 @@ _VARIANT = re.compile(
 _CUT = ("...", "…")  # nvidia-smi's table shortens names: NVIDIA A100-SXM...
 _MAKER = re.compile(r"^(?:nvidia|corporation|geforce|tesla|jetson|hgx|dgx)+")
 _OPTIONAL = {"ac", "active", "ada", "blackwell", "design", "edition", "generation", "server", "with", "workstation"}
-_OPTIONAL_AHEAD = {"gtx", "quadro", "rtx"}  # at the start of a name only: a TITAN RTX is not a TITAN
+_OPTIONAL_AHEAD = {"gtx", "quadro", "rtx"}  # optional only at the start of a name: a TITAN RTX is not a TITAN
 
 
 def candidates(name: str) -> tuple[Gpu, ...]:
-    """The models that a name may mean: none, one, or several if the name is ambiguous ("RTX 6000").
+    """Return the GPU models that a name may mean: none, one, or several if the name is ambiguous ("RTX 6000").
 
     The whole name must match: "NVIDIA H2" is not an H20. Case, blanks, dashes, NVIDIA, GeForce, memory and form factor
     are ignored; "Ti", "SUPER", "Laptop" and letters after the number are significant. A name that nvidia-smi cut off
-    ("GeForce RTX 208...") may mean every model whose name begins so, and "A2 / A16" means both.
+    ("GeForce RTX 208...") may mean every model whose name begins in this way. "A2 / A16" means both models.
     """
     text = name[:_LONGEST].lower()
     inside = _PCI_NAME.search(text)
@@ -70,7 +70,7 @@ def _beginning_with(start: str) -> tuple[Gpu, ...]:
 
 
 def _key(text: str) -> str:
-    """The normalised name: "NVIDIA GeForce RTX 4090" -> "rtx4090"."""
+    """Return a name in normalised form: "NVIDIA GeForce RTX 4090" -> "rtx4090"."""
     return _MAKER.sub("", "".join(re.findall("[a-z0-9]+", text.lower()))).removesuffix("gpu")
 
 
@@ -81,7 +81,8 @@ def _keys(gpu: Gpu) -> frozenset[str]:
 
 @cache
 def _pattern(gpu: Gpu) -> re.Pattern[str]:
-    """A pattern for the model's names with their optional parts. An alias must match completely."""
+    """Return a pattern for the model's id and names, in which some parts are optional. Aliases are not part of it,
+    since they must match completely."""
     return re.compile("|".join(_with_options(name.lower()) for name in (gpu.id, *gpu.all_names)))
 
 

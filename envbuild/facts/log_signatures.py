@@ -1,6 +1,5 @@
-"""Log signatures of causes, from facts/data/signatures.yaml, what a log shows besides the lines of a cause, from
-facts/data/symptoms.yaml, and error numbers, from facts/data/error_numbers.yaml; the heads of these files describe each
-key."""
+"""Reads the log signatures of causes (facts/data/signatures.yaml), further evidence in logs (facts/data/symptoms.yaml),
+and error numbers (facts/data/error_numbers.yaml). The heads of these files describe each key."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ EvidenceName = Literal[
 ]  # fmt: skip
 ANY = "*"
 NEUTRAL = "neutral"
-"""The component of libraries in which many different faults show."""
+"""The component of libraries whose frames do not tell causes apart, because many different faults crash in them."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Signature(FactRow):
-    """The log signature of an advisory, or of a cause that does not depend on a version; the latter has `title` and
-    `remedy`."""
+    """The log signature of an advisory, or of a cause that does not depend on a version. Such a cause has a `title` and
+    a `remedy`; an advisory has its own."""
 
     id: Name
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
@@ -67,7 +66,7 @@ class Signature(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GpuPattern(FactRow):
-    """The compute capability of GPUs that are missing from the facts, by patterns of their names."""
+    """The compute capability of GPUs that gpus.yaml does not contain. `pattern`: matches their names."""
 
     pattern: LogPattern
     compute_capability: Capability
@@ -86,7 +85,8 @@ class Word(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SignatureAdvice(FactRow):
-    """Diagnostics to turn on before the next run."""
+    """Advice to turn on diagnostics before the next run. `say`: the advice, given if the log has one of `lines` and
+    none of `unless`."""
 
     say: Text
     lines: Patterns
@@ -95,8 +95,9 @@ class SignatureAdvice(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Symptom(FactRow):
-    """A class of failures. `needs`: any of these is in the log too; `of_gpu`: so is a word of a program that uses GPUs.
-    `decide`: what tells its causes apart."""
+    """A class of failures. `lines`: patterns of lines that show it. `needs`: if set, one of these must also be in the
+    log. `of_gpu`: whether the log must also show that the program uses GPUs. `decide`: how to distinguish its
+    causes."""
 
     symptom: SymptomClass
     lines: Patterns
@@ -108,14 +109,14 @@ class Symptom(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GpuContext(FactRow):
-    """Words of a program that uses GPUs."""
+    """Patterns of lines which show that a program uses GPUs."""
 
     lines: Patterns
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OperationPattern(FactRow):
-    """A class of operations that a log mentions."""
+    """A class of operations. `lines`: patterns of lines that mention one."""
 
     operation: OperationClass
     lines: Patterns
@@ -123,7 +124,7 @@ class OperationPattern(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Weight(FactRow):
-    """What one kind of evidence adds to the log-odds of a cause. `say`: the evidence in words."""
+    """The weight that one kind of evidence adds to the log-odds of a cause. `say`: the evidence in words."""
 
     evidence: EvidenceName
     weight: float
@@ -132,7 +133,8 @@ class Weight(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Component(FactRow):
-    """A component: libraries (or Python files) and functions in stack traces that belong together."""
+    """A component of the software. `libraries` and `functions`: patterns for its libraries or Python files, and for its
+    functions, in stack traces."""
 
     component: Name
     libraries: Patterns = ()
@@ -141,7 +143,8 @@ class Component(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SystemMessage(FactRow):
-    """A message of the C library, the loader or the shell in other languages than English."""
+    """A message of the C library, the loader or the shell. `forms`: patterns of the message in languages other than
+    English."""
 
     english: Text
     forms: Patterns
@@ -149,8 +152,8 @@ class SystemMessage(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ErrorFamily(FactRow):
-    """The error numbers of one library: the patterns of a number in a log, with the group `n`, and the name and message
-    of each number. `of_gpu`: patterns for logs that mention a program that uses GPUs."""
+    """The error numbers of one library. `forms`: patterns of a number in a log, with the group `n`. `of_gpu`: patterns
+    that are tried only on logs which mention a program that uses GPUs. `messages`: number -> name and message."""
 
     family: Name
     forms: Patterns
@@ -160,22 +163,23 @@ class ErrorFamily(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Denial(FactRow):
-    """Patterns of lines that say that a failure did not happen."""
+    """Patterns of lines which state that a failure did not happen."""
 
     lines: Patterns
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Hearsay(FactRow):
-    """Patterns before text that does not come from this run: it quotes another run, or describes errors."""
+    """Patterns of the text before a quotation from another run, or before a description of errors. Lines with such a
+    text do not show a failure of this run."""
 
     before: Patterns
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Around(FactRow):
-    """Patterns before or after a name which show that the name does not belong to the failed part, except where
-    `not_before` or `not_after` matches."""
+    """Patterns of the text before or after the name of a GPU or a version. They show that the GPU or version is not
+    that of the failed run, unless `not_before` or `not_after` matches."""
 
     before: Patterns = ()
     after: Patterns = ()
@@ -189,8 +193,8 @@ def _rows() -> Mapping[str, Signature]:
 
 
 def signatures() -> Mapping[str, Signature]:
-    """Signatures by id: one for every advisory (a site's own too) and every other cause. Raises FactsError if a
-    signature refers to an unknown one or is incomplete."""
+    """Signatures by id: one for every advisory, including the site's own, and one for every other cause. Raises
+    FactsError if a signature is incomplete or refers to an unknown id."""
     return _signatures(fact_file_reader.site_files())
 
 
@@ -250,7 +254,7 @@ def symptoms() -> tuple[Symptom, ...]:
 
 @cache
 def denials() -> Patterns:
-    """Patterns of lines that say that a failure did not happen: "no NaN detected", "OOM retries: 0"."""
+    """Patterns of lines which state that a failure did not happen: "no NaN detected", "OOM retries: 0"."""
     return tuple(pattern for row in fact_file_reader.rows("symptoms", "denials", Denial) for pattern in row.lines)
 
 
@@ -266,7 +270,7 @@ def operation_patterns() -> tuple[OperationPattern, ...]:
 
 @cache
 def weights() -> Mapping[EvidenceName, Weight]:
-    """The weights by the name of the evidence; one for each."""
+    """The weight of each kind of evidence."""
     return {row.evidence: row for row in fact_file_reader.rows("symptoms", "weights", Weight)}
 
 
@@ -292,7 +296,7 @@ def mentioned(before: str, after: str) -> bool:
 
 
 _NEAR, _COMMAND = 120, 400
-"""Characters that are searched around a name: a sentence, and a command with its arguments."""
+"""Number of characters that are searched around a name: enough for a sentence, and for a command with its arguments."""
 
 
 def _stands(table: Literal["elsewhere", "mentions"], near: str, rest: str) -> bool:

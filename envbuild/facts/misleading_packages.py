@@ -1,4 +1,5 @@
-"""Package names that belong to an unrelated package in the index. They are refused wherever a package is named."""
+"""Lists package names that belong to an unrelated package on the index. They are refused wherever a package is
+named."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 
 from packaging.utils import canonicalize_name
 
-# The index's apex is a web toolkit of 2013, and its import fails (NVIDIA/apex#1063, #1800).
+# The apex on the index is a web toolkit of 2013, and cannot be imported (NVIDIA/apex#1063, #1800).
 _MEANT = {"apex": "the index's apex is an unrelated package; NVIDIA's is built from source: name it under extensions"}
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:$|[\[<>=!~;@( ,])")
 # A URL or path with the name: .../NVIDIA/apex.git@1a2b, ./apex, #egg=apex, apex-0.1-cp311-cp311-linux_x86_64.whl
@@ -16,8 +17,8 @@ _ADDRESS = re.compile(
 
 
 def refusal_reason(text: str) -> str | None:
-    """Why a requirement, a name or a URL must not be looked up; None if it may."""
-    for match in (_NAME.match(text), _ADDRESS.search(text)):  # a file's name alone looks like a package's name
+    """Return why a requirement, a name or a URL must not be looked up on an index; None if it may be."""
+    for match in (_NAME.match(text), _ADDRESS.search(text)):  # both: a file name also matches the pattern of a name
         if match and (why := _MEANT.get(canonicalize_name(match[1]))):
             return why
     return None

@@ -1,5 +1,5 @@
-"""Settings that different GPU models need to work together: a common dtype, and environment variables of libraries.
-Pure.
+"""Determines the settings that different GPU models need to work together: a common dtype, and environment variables of
+libraries. Pure.
 
 The settings and their reasons are in facts/data/fleet.yaml.
 """
@@ -18,7 +18,8 @@ from envbuild.facts.fact_field_types import STRICT, FactRow, Spec, Text
 from envbuild.facts.gpu_fact_types import Gpu
 
 DTYPE = "ENVBUILD_DTYPE"
-"""The variable that names the common half type as torch does: `getattr(torch, os.environ["ENVBUILD_DTYPE"])`."""
+"""The environment variable with the name of the common 16-bit dtype, for `getattr(torch,
+os.environ["ENVBUILD_DTYPE"])`."""
 
 Feature = Literal["tf32", "bf16", "fp8"]
 
@@ -77,4 +78,4 @@ def _common_dtype(gpus: Sequence[Gpu]) -> Setting:
             why = "; ".join([f"all of {', '.join(gpu.id for gpu in gpus)} have it", *better])
             return Setting(DTYPE, row.name, f"the common half type: {why}")
         better.append(f"{row.name} is missing on {', '.join(lacking)}")
-    raise AssertionError("the last of dtypes in facts/data/fleet.yaml asks for no feature")
+    raise AssertionError("the last of `dtypes` in facts/data/fleet.yaml must not require a feature")

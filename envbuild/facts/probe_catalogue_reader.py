@@ -14,7 +14,7 @@ from envbuild.util.errors import UsageError, near
 
 Level = Literal["quick", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-# Extensions with probes of their own, named <what>.<extension>.
+# Extensions that have probes of their own. The name of such a probe ends with the extension: optim.apex.
 EXTENSIONS = frozenset({"apex"})
 HARNESS = "harness"  # in `versions`: the code that runs the probes and judges their results
 _PROBES = Path(__file__).parent.parent / "selftest" / "probes"
@@ -22,7 +22,8 @@ _PROBES = Path(__file__).parent.parent / "selftest" / "probes"
 
 @dataclass(frozen=True)
 class ProbeInfo:
-    """A probe's name, its lowest level ("on-request": none), its requirement, and its module and function.
+    """A probe of the self-test. `level`: the lowest level that includes it; "on-request": no level does. `function`:
+    its module and function.
 
     `needs`: "cpu" means any device, "cuda" a GPU, "script" a script of the profile. `least_capability`: the lowest
     compute capability of a GPU that supports the tested feature, as (major, minor).
@@ -36,7 +37,7 @@ class ProbeInfo:
 
     @property
     def does(self) -> str:
-        """What the probe does: the first line of its docstring, after its name."""
+        """A description of the probe: the first line of its docstring, after the colon."""
         module, function = self.function
         # read only on demand: every command uses the names, only one shows the descriptions
         tree = ast.parse(next(_PROBES.rglob(f"{module}.py")).read_text(encoding="utf-8"))
@@ -59,24 +60,24 @@ def known_probes() -> Mapping[str, ProbeInfo]:
 
 @cache
 def versions() -> Mapping[str, int]:
-    """The version of each probe's judgement in this self-test; "harness" is the code that runs them all.
+    """The version of each probe's computation and judgement, and of the code that runs all probes ("harness").
 
-    Evidence is valid while these versions stay the same. tests/selftest/test_probe_versions.py checks that each matches
-    its code.
+    Evidence is valid while these versions stay the same. tests/selftest/test_probe_versions.py checks that each version
+    matches its code.
     """
     found: dict[str, int] = json.loads((_PROBES / "versions.json").read_text(encoding="utf-8"))
     return found
 
 
 def _read(call: ast.Call) -> ProbeInfo:
-    """The probe defined by a call of Probe(name, level, needs, timeout, function, ...) in the catalogue."""
+    """Return the probe that a call of Probe(name, level, needs, timeout, function, ...) in the catalogue defines."""
     name, level, needs = (str(ast.literal_eval(argument)) for argument in call.args[:3])
     others = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     return ProbeInfo(name, level, needs, _named(call.args[-1]), others.get("least_capability", (0, 0)))
 
 
 def _named(function: ast.expr) -> tuple[str, str]:
-    """Split `module.function`."""
+    """Return (module, function) of the expression `module.function`."""
     assert isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
     return function.value.id, function.attr
 
@@ -88,7 +89,7 @@ def unknown_probe(name: str) -> str:
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raises UsageError with all unknown probes."""
+    """Raise UsageError, which lists all unknown names, unless every name is that of a probe."""
     wrong = [unknown_probe(name) for name in names if name not in known_probes()]
     if wrong:
         raise UsageError("; ".join(wrong), hint="envbuild test --list")

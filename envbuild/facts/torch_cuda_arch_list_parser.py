@@ -1,4 +1,4 @@
-"""Architectures of device code: parses lists of them in torch's format, and finds the GPUs they support. Pure."""
+"""Parses lists of device-code architectures in torch's format, and decides whether they support a GPU. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])([af]?)(\+PTX)?")
 
 
 def capabilities(listed: str) -> tuple[str, ...]:
-    """The compute capabilities in a TORCH_CUDA_ARCH_LIST: ("8.0", "9.0") for "8.0;9.0a+PTX".
+    """Return the compute capabilities in a TORCH_CUDA_ARCH_LIST: ("8.0", "9.0") for "8.0;9.0a+PTX".
 
     Raises ValueError if a part is not a compute capability.
     """

@@ -20,7 +20,9 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _HELPER = "/usr/lib/apt/apt-helper"
-_APT_HINT = "bases are made with Debian's apt and mmdebstrap; elsewhere name a base image by digest"
+_APT_HINT = (
+    "a bootstrap base needs Debian's apt and mmdebstrap on this machine; without them, set a base image by digest"
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,7 @@ class AptUnavailable(NetworkError):
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         super().__init__(
             f"no configured mirror has {names}{more}",
-            hint="set debian_snapshot in config.yaml to a snapshot archive, or let the base be locked again "
-            "(without --locked)",
+            hint="set debian_snapshot in config.yaml to a snapshot archive, or lock again without --locked",
         )
         self.missing = tuple(missing)
 
@@ -77,7 +78,7 @@ def apt_archives(suite: str) -> list[AptArchive]:
     found = [AptArchive(root, f"{suite}{pocket}") for root, pocket in listed]
     if not any(archive.suite == suite for archive in found):
         raise NetworkError(
-            f"apt has no Debian archive configured to make a {suite} base from",
+            f"no Debian archive for a {suite} base is configured in apt",
             hint=f"set debian_mirror in {user_folders.config_file()}",
         )
     return found
@@ -103,11 +104,11 @@ def _host_codename() -> str:
 def resolve_debs(
     suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
 ) -> list[Deb]:
-    """Every package required by Debian's essential set and by `packages`, sorted by name; packages in `keep` at their
-    exact versions. `components`: of the archive, such as main and non-free.
+    """Debian's essential packages, `packages`, `keep`, and all their dependencies, sorted by name. Packages in `keep`
+    get exactly these versions. `components`: the components of the archive to use, such as main and non-free.
 
-    Raises ProfileError if the suite lacks a package; NetworkError if the mirrors do not answer, or lack a package when
-    other components than main are requested.
+    Raises ProfileError if the suite lacks a package, or if apt cannot resolve them together. Raises NetworkError if the
+    mirrors do not answer, or if they lack a package and several components are requested.
     """
     return list(_resolve(suite, tuple(packages), tuple(keep), tuple(components)))
 
@@ -195,10 +196,10 @@ def _not_resolved(suite: str, stderr: str, components: Sequence[str]) -> Profile
     if names and len(components) > 1:
         return NetworkError(
             f"no configured mirror has {names} for Debian {suite}",
-            hint=f"set debian_mirror in {user_folders.config_file()} to one with {', '.join(components)}",
+            hint=f"set debian_mirror in {user_folders.config_file()} to a mirror with {', '.join(components)}",
         )
     if names:
-        return ProfileError(f"Debian {suite} has no package {names}", hint="see apt: in the profile")
+        return ProfileError(f"Debian {suite} has no package {names}", hint="correct apt: in the profile")
     return ProfileError(f"apt cannot resolve the packages for {suite}", hint=stderr.strip()[-600:])
 
 
@@ -216,7 +217,8 @@ def _deb(line: str) -> Deb:
 
 
 def fetch_debs(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) -> int:
-    """Download the packages missing in the store; return how many. `timestamp`: when they were locked.
+    """Download the packages missing in the store; return how many. `timestamp`: the time of the lock, which selects a
+    snapshot in the snapshot archive.
 
     Raises AptUnavailable with the packages that neither the mirrors nor the site's snapshot archive have.
     """
@@ -242,8 +244,8 @@ _SUMMARY = "E: Download Failed"
 
 
 def _without_credentials(root: str, netrc: Path) -> str:
-    """The root's URL without user and password; write these to a file for apt, because every user can read a command
-    line."""
+    """Return the root's URL without user and password. Write both to the file `netrc` for apt, because every user of
+    the machine can read a command line."""
     parts = urllib.parse.urlsplit(root)
     if not parts.username:
         return root
@@ -254,7 +256,7 @@ def _without_credentials(root: str, netrc: Path) -> str:
 
 
 def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
-    """Download from one root; return the packages that the root does not have."""
+    """Download packages from the root URL of one archive; return those that it does not have."""
     with store.incoming() as folder:
         arguments: list[str] = []
         netrc = folder / "auth.conf"

@@ -1,7 +1,7 @@
-"""Archives that a profile names by sha256: downloads them into a store, and inspects them before they are locked.
+"""Downloads archives that a profile names by sha256 into a store, and inspects them before they are locked.
 
-dockerfiles/unpack extracts them during the build. Here it only inspects, so that archives it would refuse are refused
-before the build.
+The script dockerfiles/unpack extracts them in the build. Here the same script only inspects them, so that an archive
+that it would refuse is refused before the build.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LOOK_SECONDS = 1800.0
 def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]) -> Archive:
     """Download an archive and inspect it.
 
-    Raises what fetch_archives raises, and ProfileError with the profile's line if the archive has other content, a
-    version that does not fit, a member outside the target folder, or no end.
+    Raises what fetch_archives raises. Raises ProfileError with the profile's line if the archive has unexpected
+    content, an unsuitable version or a member outside the target folder, or if reading it takes too long.
     """
     held = sha256_file_store.archive_store()
     if held.holds(wanted.sha256, wanted.name):
@@ -43,12 +43,12 @@ def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]
     try:
         done = run([sys.executable, UNPACKER, wanted.name, file], timeout=_LOOK_SECONDS)
     except ProcessTimeout:
-        raise _refused(wanted, f"it takes longer than {_LOOK_SECONDS:.0f} s to look through") from None
+        raise _refused(wanted, f"reading the archive takes longer than {_LOOK_SECONDS:.0f} s") from None
     version = done.stdout.strip()
     if done.code:
         raise _refused(wanted, done.stderr.strip().removeprefix("error: ") or f"exit code {done.code}")
     if not SpecifierSet(wanted.fits).contains(version):
-        raise _refused(wanted, f"{wanted.name} is of {version}, and must be {wanted.fits}")
+        raise _refused(wanted, f"{wanted.name} has version {version}, but must match {wanted.fits}")
     return Archive(wanted.name, version, wanted.sha256, file.stat().st_size)
 
 
@@ -83,7 +83,7 @@ def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], N
         try:
             held.put(file, wanted.sha256, wanted.name)
         except HashMismatch as error:
-            hint = f"{shown} has a different file than {wanted.at.file}:{wanted.at.line} names"
+            hint = f"{shown} serves a different file than the one in {wanted.at.file}:{wanted.at.line}"
             # do not print the sha256 of a local file: it would allow guessing a short secret in it
             local = f"{wanted.name} is not the file with sha256 {wanted.sha256}"
             raise HashMismatch(local if address.startswith("file:") else error.message, hint=hint) from None
@@ -101,4 +101,4 @@ def _address(wanted: ArchiveRequest) -> str:
     try:
         return url_redaction.validate_url(address)
     except ValueError as error:
-        raise NetworkError(f"the address of {wanted.name} is malformed: {error}") from None
+        raise NetworkError(f"the URL of {wanted.name} is malformed: {error}") from None

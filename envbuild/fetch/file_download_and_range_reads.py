@@ -32,14 +32,15 @@ class Head:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of an index or a website. `address`: its http(s) or file URL; `name`: the name of it in errors."""
+    """A file of an index or a website. `address`: its http(s) or file URL; `name`: its name in errors."""
 
     address: str
     name: str
 
 
 def head(session: requests.Session, remote: RemoteFile) -> Head:
-    """The size of a remote file, by a HEAD request. Raises NetworkError."""
+    """Request the size and range support of a remote file with HEAD; a file: URL needs no request. Raises
+    NetworkError."""
     local = _local(remote)
     if local:
         return Head(local.stat().st_size, ranges=True)
@@ -57,7 +58,7 @@ def open_remote_file(session: requests.Session, remote: RemoteFile, size: int) -
 
 
 class RangeIgnored(NetworkError):
-    """The server ignores a range request. Not an OSError, because zipfile would hide it."""
+    """The server ignores a range request. The error is not an OSError, because zipfile would replace an OSError."""
 
 
 def fetch_file(
@@ -69,8 +70,8 @@ def fetch_file(
     limit: int,
     stop: threading.Event | None = None,
 ) -> None:
-    """Download a remote file into `file`; `progress` gets the number of new bytes. `stop` ends the download early. A
-    broken-off download is restarted; three attempts in total.
+    """Download a remote file into `file`. `progress` gets the number of new bytes; it is negative if an interrupted
+    download starts again, which happens twice at most. If `stop` is set, the download ends early, without an error.
 
     Raises NetworkError; HashMismatch if the file is longer than `limit` bytes. Nothing beyond the limit is written.
     """
@@ -92,12 +93,15 @@ def fetch_file(
                 return
         except requests.RequestException as error:
             if not left:
-                raise NetworkError(f"{remote.name} broke off, {_TRIES} times: {type(error).__name__}") from error
+                raise NetworkError(
+                    f"the download of {remote.name} was interrupted {_TRIES} times: {type(error).__name__}"
+                ) from error
             progress(-came)
 
 
 def _copy(local: Path, file: Path, name: str, progress: Callable[[int], None], limit: int) -> None:
-    """Copy a local file up to the limit. The check of its size is not enough: files below /proc report 0."""
+    """Copy a local file. Raises HashMismatch beyond `limit` bytes, also for a file that reports a smaller size than it
+    has, as files below /proc do."""
     _within(limit, local.stat().st_size, name)
     came = 0
     with yaml_and_project_paths.open_regular(local) as source, file.open("wb") as target:
@@ -120,7 +124,7 @@ def _ask(
     session: requests.Session, method: str, remote: RemoteFile, headers: Mapping[str, str] | None = None
 ) -> requests.Response:
     try:
-        # without credentials requests uses netrc; it drops credentials on a redirect to another host
+        # If `auth` is None, requests uses netrc. On a redirect to another host, requests drops the credentials.
         given = index_config.credentials().get(urllib.parse.urlsplit(remote.address).netloc)
         whole = {"Accept-Encoding": "identity", **(headers or {})}
         answer = session.request(
@@ -140,7 +144,7 @@ def _reason(error: requests.RequestException) -> str:
 
 
 def _local(remote: RemoteFile) -> Path | None:
-    """The path of a file: URL."""
+    """The path of a file: URL; None for other URLs. Raises NetworkError if the file does not exist."""
     parts = urllib.parse.urlsplit(remote.address)
     if parts.scheme != "file":
         return None
@@ -151,9 +155,9 @@ def _local(remote: RemoteFile) -> Path | None:
 
 
 class RangeReader(io.RawIOBase):
-    """A remote file, read by HTTP range requests of at least `_TAIL` bytes; the last one is cached.
+    """A remote file, read by HTTP range requests of at least `_TAIL` bytes; the last response is cached.
 
-    Raises RangeIgnored if the server sends anything but the range, NetworkError if it does not answer.
+    Raises RangeIgnored if the server does not send the requested range, NetworkError if it does not answer.
     """
 
     def __init__(self, session: requests.Session, remote: RemoteFile, size: int) -> None:
@@ -189,15 +193,13 @@ class RangeReader(io.RawIOBase):
         if begin >= end:
             return b""
         if end - begin > _LARGEST_PART:
-            raise NetworkError(
-                f"invalid file from the index, one part of it would be {end - begin} bytes: {self._name}"
-            )
+            raise NetworkError(f"invalid file from the index, one part of it claims {end - begin} bytes: {self._name}")
         with self._ask({"Range": f"bytes={begin}-{end - 1}"}) as answer:
             if answer.status_code != requests.codes.partial_content:
                 raise RangeIgnored("the server sends the whole file")
             try:
                 found = http_deadlines.body(answer, end - begin)
-            except requests.RequestException as error:  # an OSError, which zipfile would report as an invalid archive
+            except requests.RequestException as error:  # zipfile would report this OSError as an invalid archive
                 raise NetworkError(f"{self._name} cannot be fetched: {_reason(error)}") from error
         if len(found) != end - begin:
             raise RangeIgnored("the server sends a different range")

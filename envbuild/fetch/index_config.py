@@ -31,9 +31,10 @@ PIP_SECONDS = 30.0
 
 @thread_safe_cache
 def _pip() -> Mapping[str, str]:
-    """pip's settings for installing, from `pip config list`: environment before [install] before [global].
+    """pip's settings for installing, from `pip config list`. The environment takes precedence over [install], and
+    [install] over [global].
 
-    Raises ProcessTimeout if pip does not start.
+    Raises ProcessTimeout if pip does not answer in time.
     """
     done = run([sys.executable, "-P", "-m", "pip", "config", "list"], timeout=PIP_SECONDS)
     ranks = {"global": 0, "install": 1, ":env:": 2}
@@ -50,7 +51,8 @@ def _pip() -> Mapping[str, str]:
 def uv_environment() -> dict[str, str]:
     """pip's indexes, find-links and certificate as variables for uv; uv's own configuration stays in effect.
 
-    Variables instead of options: a URL may contain credentials, and every user can read a command line.
+    uv gets them as variables and not as options, because a URL may contain credentials, and every user of the machine
+    can read a command line.
     """
     pip = _pip()
     own = os.environ
@@ -100,13 +102,13 @@ def credentials() -> dict[str, tuple[str, str]]:
 
 
 def certificate() -> str | None:
-    """The certificate file configured in pip."""
+    """The file of trusted certificates that is configured in pip."""
     return _pip().get("cert")
 
 
 def package_sources() -> list[str]:
-    """The indexes, pages and folders for packages, with credentials: those of pip and of uv, and pip's default index
-    unless it is replaced. Empty if pip must not use an index and has no page or folder."""
+    """The URLs of the indexes, and the pages and folders of find-links, all with credentials. They come from the
+    configuration of pip and uv, with pip's default index unless that is replaced or disabled."""
     default, others, links = _places()
     return list(dict.fromkeys([*default, *others, *links]))
 
@@ -123,13 +125,14 @@ def links() -> list[str]:
 
 
 TORCH_INDEX = "ENVBUILD_TORCH_INDEX"
-"""The variable that comes before the setting torch_index; --torch-index sets it, for the processes of `make` too."""
+"""The environment variable that takes precedence over the setting torch_index. --torch-index sets it, so that processes
+started by `make` inherit it."""
 PYTORCH = "pytorch"
 
 
 def torch_pages(requirements: Iterable[str]) -> list[str]:
     """The pages of PyTorch's own index, or of a mirror of it, for requirements with a local label, such as
-    torch==2.13.0+cpu. Empty unless the user enabled it. No other package is taken from there.
+    torch==2.13.0+cpu. Empty unless the user enabled that index. Only such requirements are taken from it.
 
     Raises SettingsError if the setting is neither `pytorch` nor a URL.
     """
@@ -139,7 +142,7 @@ def torch_pages(requirements: Iterable[str]) -> list[str]:
     known = database.torch_index()
     address = known.address if place == PYTORCH else place
     if "://" not in address:
-        raise SettingsError(f"torch_index: {place!r} is invalid", hint=f"{PYTORCH}, or the address of a mirror")
+        raise SettingsError(f"torch_index: {place!r} is invalid", hint=f"set it to {PYTORCH} or the URL of a mirror")
     served = [r for r in map(Requirement, requirements) if canonicalize_name(r.name) in known.packages]
     builds = {(r.name, s.version.partition("+")[2]) for r in served for s in r.specifier if "+" in s.version}
     return [f"{address.replace('{build}', build).rstrip('/')}/{name}/" for name, build in sorted(builds)]
@@ -175,7 +178,8 @@ def _texts(values: list[Any]) -> list[str]:
 
 
 def _uv_file() -> dict[str, Any]:
-    """The site's part of uv's configuration files. Errors in them are reported where uv is run."""
+    """The settings in uv's configuration files that concern package sources. Empty if a file is invalid, which is
+    reported when uv runs."""
     try:
         return uv_config.site()
     except SettingsError:
@@ -196,8 +200,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def index_session(tries: int = 5, limits: Network | None = None) -> requests.Session:
-    """A session with proxies, netrc and certificates from the environment, as pip uses them. `limits`: None for the
-    configured limits."""
+    """A session with proxies, netrc and certificates from the environment, as pip uses them. `tries`: attempts per
+    request; `limits`: None for the configured limits."""
     made = requests.Session()
     authorities = certificate()
     if authorities:

@@ -1,7 +1,7 @@
-"""Lists a package's files on the configured indexes and find-links: the simple API as HTML (PEP 503) and JSON (PEP
+"""Lists a package's files on the configured indexes and find-links, by the simple API as HTML (PEP 503) or JSON (PEP
 691).
 
-Indexes are used as uv does: only the first one that has a package, unless uv searches all.
+As in uv, only the first index that has the package is used, unless uv is configured to search all indexes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def listed_files(name: str) -> tuple[Listed, ...]:
 
 
 def listed_at(address: str, name: str) -> tuple[Listed, ...]:
-    """The files of a package on one page of links. Raises NetworkError if it does not answer."""
+    """The files of a package on one page of links, or in one folder. Raises NetworkError if the page does not
+    answer."""
     return tuple(item for item in _links(address, name) if item.parsed and item.parsed[0] == name)
 
 

@@ -1,4 +1,4 @@
-"""A wheel file, and a wheel in a lock."""
+"""Types for a wheel file, and for a wheel in a lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel file, independent of its source."""
+    """One wheel file, without its URL: any index may serve it."""
 
     name: str
     version: str

@@ -17,16 +17,18 @@ from envbuild.fetch.index_pages import Listed
 from envbuild.util.errors import Fault, ProfileError, some
 
 MOST_DAYS = 548
-"""18 months: a torch release and what was made for it stay usable together for about that long."""
+"""A version that is older than the newest release by more days than this is far behind. 18 months is about as long as a
+torch release and the packages made for it stay usable together."""
 MOST_RELEASES = 78
-"""The number of releases of a project that releases weekly for 18 months. Releases are counted as well, because an
-index may report no dates."""
+"""A version with more newer releases than this is far behind too. This is how many releases a project with weekly
+releases has in 18 months. Releases are counted because an index may report no dates."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version that is not yanked. `fits`: a file of it supports this Python; `usable`: one of these is a wheel for
-    this platform. `uploaded`: time of its first upload; None if the index does not provide it."""
+    """A version that is not yanked. `fits`: whether one of its files supports the profile's Python; `usable`: whether
+    one of those files is a wheel for the image's platform. `uploaded`: time of the first upload; None if the index does
+    not provide it."""
 
     version: Version
     uploaded: datetime.datetime | None
@@ -36,9 +38,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Lag:
-    """A resolved version and the newest release in the required range. `reason`: why the newest was not chosen: no
-    wheel, it requires a different Python, or it conflicts with another requirement. `rival`: the newest release that
-    has a wheel."""
+    """How far the resolved version `chosen` is behind `newest`, the newest release in the required range, in `releases`
+    and `days`; `far`: whether it is far behind. `rival`: the newest release with a usable wheel. `reason`: why a newer
+    release was not chosen: it has no usable wheel, requires a different Python, or conflicts with another
+    requirement."""
 
     name: str
     chosen: str
@@ -51,7 +54,7 @@ class Lag:
 
     @property
     def refused(self) -> bool:
-        """Whether the lag is an error. Releases that the profile's Python excludes are only reported."""
+        """Whether the lag is an error. A lag that is caused by the profile's Python is only reported."""
         return self.far and self.reason != "python"
 
     @property
@@ -66,7 +69,8 @@ class Lag:
 
 
 def matching_releases(files: Iterable[Listed], python: str, tags: Collection[Tag]) -> list[Release]:
-    """The versions of a package that are not yanked, oldest first, for a Python and the wheel tags of a platform."""
+    """The versions of a package that are not yanked, oldest first. `python`, `tags`: the Python release and the wheel
+    tags of the image."""
     grouped: dict[Version, list[Listed]] = {}
     for file in files:
         if file.parsed and not file.yanked:
@@ -95,7 +99,7 @@ def _tagged(file: str, tags: Collection[Tag]) -> bool:
 
 
 def specifier(name: str, requirements: Iterable[str], python: str) -> SpecifierSet:
-    """The combined specifier of all requirements on a package whose markers match this Python on Linux."""
+    """The combined specifier of all requirements on the package `name` that apply to this Python on Linux."""
     here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
             "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": ""}  # fmt: skip
     found = SpecifierSet()
@@ -112,7 +116,7 @@ def is_pinned(specifiers: SpecifierSet) -> bool:
 
 
 def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) -> Lag | None:
-    """Compare a resolved version with the newest release that `wanted` allows; None: nothing to report."""
+    """Compare a resolved version with the newest release that `wanted` allows; None if there is nothing to report."""
     own = Version(chosen)
     newer = [r for r in known if r.version > own and not r.version.is_prerelease and wanted.contains(r.version)]
     if not newer:
@@ -137,7 +141,8 @@ def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) 
 
 
 def lag_sentence(found: Lag, target: str) -> str:
-    """The version, the newest release, and why that was not chosen. `target`: the platform a wheel must support."""
+    """A sentence with the version, the newest release, and why the latter was not chosen. `target`: the platform that a
+    wheel must support."""
     why = [f"{found.newest} has no wheel for {target}"] if found.lacks_wheel else []
     if found.reason == "python":
         why.append(f"{found.newest} needs a different Python")
@@ -147,7 +152,7 @@ def lag_sentence(found: Lag, target: str) -> str:
 
 
 def lag_note(found: Lag, target: str) -> str:
-    """The sentence of lag_sentence and what to do, for a version that is locked."""
+    """The result of `lag_sentence` and what to do, for a version that is locked."""
     return lag_sentence(found, target) + (f"; {COMPILE}" if found.lacks_wheel else "")
 
 
@@ -165,4 +170,4 @@ def refusal(found: Sequence[Lag], target: str, reasons: Mapping[str, str]) -> Pr
     )
 
 
-COMPILE = "to compile a package from source: extensions: in the profile (docs/profiles.md)"
+COMPILE = "to compile a package from source, add it to extensions: in the profile (docs/profiles.md)"

@@ -38,8 +38,8 @@ class Store:
         if found != sha256:
             raise HashMismatch(
                 f"{name} is not the file that was locked: sha256 {found}, locked {sha256}",
-                hint="a mirror serves a different file under this name, or it was cut short; fetch it from a mirror "
-                "you trust, or lock again",
+                hint="a mirror serves a different file under this name, or the download was cut short; use a mirror "
+                "that you trust, or lock again",
             )
         target = self.path(sha256, name)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,14 @@ class Store:
         return target
 
     def check(self, sha256: str, name: str) -> None:
-        """Raises HashMismatch if a stored file has changed, and removes it."""
+        """Raise HashMismatch if a stored file has changed, and remove that file."""
         path = self.path(sha256, name)
         found = file_digest(path)
         if found != sha256:
             path.unlink()
             raise HashMismatch(
                 f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
-                hint="it was removed: run the same command again, which downloads it again",
+                hint="the damaged file was removed: run the same command again to download it",
             )
 
 

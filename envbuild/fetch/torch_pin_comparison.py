@@ -22,7 +22,7 @@ from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.util import temporary_files
 from envbuild.util.errors import NetworkError
 
-# torch's wheels support this glibc and newer; it only determines which file is requested.
+# torch's wheels support this glibc and newer. The value only determines which wheel is read.
 _GLIBC = "2.28"
 _LARGEST = 1 << 22  # bytes of METADATA; torch's has 60 kB
 _LARGEST_WHEEL = 1 << 32  # bytes; torch's have up to 1 GB
@@ -39,8 +39,8 @@ class Difference:
 
 
 def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
-    """Compare the pins. Reads the metadata of torch's wheel: from the metadata file (PEP 658), else from the wheel by
-    range requests, else from the downloaded wheel, which is announced with `say`.
+    """Compare the pins in the metadata of torch's wheel with those in the facts. Reads the metadata file of the index
+    (PEP 658), otherwise the wheel by range requests, otherwise the downloaded wheel. `say` announces such a download.
 
     Raises NetworkError if the index does not answer or the wheel is invalid.
     """
@@ -61,7 +61,7 @@ def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
         with file_download_and_range_reads.open_remote_file(session, remote, size) as stream:
             return _inside(stream, wheel.file)
     except file_download_and_range_reads.RangeIgnored:
-        say(f"the index has no metadata file and serves no ranges: fetching {wheel.file}, {size / 1e6:.0f} MB")
+        say(f"the index has no metadata file and serves no ranges: downloading {wheel.file}, {size / 1e6:.0f} MB")
     held, wanted = sha256_file_store.wheel_store(), LockedWheel(wheel, min(size, _LARGEST_WHEEL), "")
     wheel_resolution_and_download.fetch_wheels([wanted], python, _GLIBC, held, lambda file, count: None)
     with held.path(wheel.sha256, wheel.file).open("rb") as stream:
@@ -69,7 +69,8 @@ def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
 
 
 def _metadata_file(session: requests.Session, wheel: RemoteFile) -> str | None:
-    """The wheel's metadata file on the index, None if it has none; some indexes then answer 403."""
+    """The content of the wheel's metadata file on the index. None if the index answers 404 or 403: some indexes answer
+    403 for a missing file."""
     with temporary_files.folder("metadata") as folder:
         file = folder / "METADATA"
         try:

@@ -1,8 +1,9 @@
-"""Passes on the part of uv's configuration that sets package sources, and nothing else that changes a resolution.
+"""Gives uv only the settings of its configuration that concern package sources, and none that changes a resolution.
 
-uv reads uv.toml and `[tool.uv]` of the working folder or its nearest parent that has one, so an override there would
-change a lock unnoticed. Therefore uv runs with --no-config in a temporary folder, with only the site's settings:
-indexes, find-links, certificates, proxies and caches, from the user's and the system's uv.toml and the UV_* variables.
+By default, uv reads uv.toml and `[tool.uv]` of the working folder or the nearest parent that has one, so an override
+there would change a lock unnoticed. Therefore uv runs with --no-config in a temporary folder. It gets only the settings
+for indexes, find-links, certificates, proxies and caches from the user's and the system's uv.toml and the UV_*
+variables.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CHOOSING_VARIABLES = (
     "UV_RESOLUTION", "UV_FORK_STRATEGY", "UV_TORCH_BACKEND", "UV_NO_BINARY", "UV_NO_BINARY_PACKAGE",
 )  # fmt: skip
 INSTEAD = (
-    "in a profile, packages: and pins: set versions; indexes belong in pip's configuration or in the user's uv.toml "
+    "set versions in the profile, under packages: or pins:, and indexes in pip's configuration or the user's uv.toml "
     "(docs/profiles.md)"
 )
 _SEPARATORS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": None}
@@ -49,7 +50,7 @@ _SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CACHE_DIR", "UV_CREDENTIALS_D
 
 
 def config_options(folder: Path) -> list[str]:
-    """uv's options for its configuration; the site's part is written to a file in `folder`.
+    """uv's options that limit its configuration to the result of `site`, which is written to a file in `folder`.
 
     Raises SettingsError if the user's or the system's uv.toml cannot be read.
     """
@@ -63,7 +64,8 @@ def config_options(folder: Path) -> list[str]:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str | None]:
-    """Changes to this process's environment for uv: `more`, and absolute paths; None removes a variable."""
+    """Changes to this process's environment for uv: adds `more`, makes paths absolute, and removes UV_* variables that
+    may change a resolution. A value of None removes the variable."""
     found: dict[str, str | None] = {
         name: None for name in os.environ if name.startswith("UV_") and not _VARIABLES.fullmatch(name)
     }
@@ -78,7 +80,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def rooted(place: str, folder: Path) -> str:
-    """A URL unchanged, a path made absolute from `folder`; uv also accepts NAME=URL and NAME=PATH."""
+    """Return a URL unchanged, or a path made absolute with `folder`. NAME=URL and NAME=PATH, which uv accepts too, keep
+    their name."""
     name, address = re.fullmatch(r"([A-Za-z0-9_.-]+=)?(.*)", place, re.DOTALL).groups("")  # type: ignore[union-attr]
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", address):
         return place
@@ -121,7 +124,9 @@ def _read(file: Path) -> dict[str, Any]:
         return _parsed(file)
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
-        raise SettingsError(f"{display(file)} cannot be read: {why}", hint="it configures uv's indexes") from None
+        raise SettingsError(
+            f"{display(file)} cannot be read: {why}", hint="this file configures uv's indexes"
+        ) from None
 
 
 def _parsed(file: Path) -> dict[str, Any]:
@@ -149,7 +154,7 @@ def _rooted_index(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    """A value of the site's part as TOML: strings, numbers and booleans are written as in JSON."""
+    """A setting's value as TOML: strings, numbers and booleans are written as in JSON."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):
@@ -158,8 +163,8 @@ def _toml(value: Any) -> str:
 
 
 def ignored_by_uv_config(folders: Iterable[Path]) -> Iterator[str]:
-    """One sentence for each file, and one for the environment, with settings that uv would use and envbuild ignores:
-    their names, and what to do instead. `folders`: where uv looks for a project's configuration.
+    """Sentences about settings that uv would use and envbuild ignores: their names, and what to do instead. One
+    sentence for each file, and one for the environment. `folders`: where uv looks for a project's configuration.
 
     Raises SettingsError if the user's or the system's uv.toml cannot be read.
     """
@@ -173,8 +178,8 @@ def ignored_by_uv_config(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _project(folder: Path) -> tuple[Path, list[str]] | None:
-    """The file that uv would use as project configuration, and its keys that change a resolution; None if there are
-    none."""
+    """The file that uv would use as project configuration, and its keys that change a resolution; None if it has no
+    such keys."""
     site_files = [file.absolute() for file in _files()]
     for place in (folder.absolute(), *folder.absolute().parents):
         for file in (place / "uv.toml", place / "pyproject.toml"):

@@ -1,4 +1,4 @@
-"""Translates uv's errors: conflicting requirements, or a problem of the index. Pure."""
+"""Translates a failure of uv to an error: conflicting requirements, or a problem of the index. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _UNAUTHORIZED = ("401 Unauthorized", "403 Forbidden", "lack of valid authenticat
 _CAUSE = re.compile(r"^\s*(?:cause|Caused by): ", re.MULTILINE)
 _ANOTHER = re.compile(r"Hash mismatch for ([^\n]*)")
 _NO_PAGE = re.compile(r"Received some unexpected ([A-Za-z]+) from")
-_DOCTOR = "envbuild doctor asks every index that is configured here"
+_DOCTOR = "envbuild doctor checks every configured index"
 
 
 def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
     """The error for a failed run of uv. uv exits with 1 if the requirements conflict or an index refuses access, with 2
-    if a request failed. Its messages are repeated without users, passwords and queries of URLs."""
+    if a request failed. The error quotes uv's messages without the users, passwords and queries of URLs."""
     stderr = url_redaction.struck(done.stderr.strip())
     if any(words in stderr for words in _UNAUTHORIZED):
-        return NetworkError("the package index refuses its credentials, or wants some", hint=stderr[:600])
+        return NetworkError("authentication at the package index failed (401 or 403)", hint=stderr[:600])
     if done.code == 2:
         causes = _CAUSE.split(stderr)
         why = re.sub(r" for url \(.*\)$", "", causes[-1].strip().split("\n")[0].removeprefix("error: "))
@@ -62,13 +62,13 @@ def local_build(requirement: str) -> str:
     own = (
         "PyTorch's own index has such builds; to use it: --torch-index pytorch (in a checkout: make PROFILE "
         f"TORCH_INDEX=pytorch), or torch_index: pytorch in "
-        f"{yaml_and_project_paths.display(user_folders.config_file())}; else "
+        f"{yaml_and_project_paths.display(user_folders.config_file())}; otherwise "
         if canonicalize_name(Requirement(requirement).name) in database.torch_index().packages
         else "a version with a local label (+...) is not in the public index: "
     )
     return (
-        f"{own}name the folder or page that has it in pip's find-links setting "
-        "(pip config set global.find-links ...) or in UV_FIND_LINKS"
+        f"{own}add the folder or page that has it to pip's find-links setting "
+        "(pip config set global.find-links ...) or to UV_FIND_LINKS"
     )
 
 
@@ -77,7 +77,7 @@ def _hint(todo: str, stderr: str) -> str:
 
 
 def _at(stderr: str) -> str:
-    """The host of the first URL in the text, as part of a sentence."""
+    """The host of the first URL in the text, after a space; empty if the text has no URL."""
     found = url_redaction.IN_TEXT.search(stderr)
     place = re.split(r"[/?#]", found[0].partition("://")[2])[0] if found else ""
     return f" {place}" if place else ""

@@ -1,8 +1,8 @@
 """Reads lists of installed files from the zip directories of wheels, and finds conflicts between wheels.
 
-A wheel can overwrite a file of another one, or hide its module: installers do not report it, and the last one wins. The
-zip directory has CRC and size. They can be forged, so equal ones are only a hint, and
-wheel_file_hashes_and_contents.py compares the bytes.
+A wheel can overwrite a file of another wheel, or hide its module. Installers do not report that; the wheel that is
+installed last wins. The zip directory has the CRC and size of each file. Both can be forged, so equal values are only a
+hint, and wheel_file_hashes_and_contents.py compares the bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from envbuild.selftest.inventory import elf_reader
 from envbuild.util.errors import printable
 
 SITE = "site-packages"
-"""Stands for lib/python3.N/site-packages, whatever N is."""
+"""In the paths of a Listing, this stands for lib/python3.N/site-packages with any N."""
 
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How members may be compressed. The head of LZMA alone can ask for 4 GiB of memory."""
+"""How members may be compressed. LZMA is excluded: its header alone can request 4 GiB of memory."""
 
 BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _DATA = re.compile(r"[^/]+\.data/([^/]+)/(.+)")
@@ -119,10 +119,12 @@ def read(stream: IO[bytes], file: str) -> Listing:
             files |= scripts
     except (InvalidWheelFilename, *BROKEN, configparser.Error) as error:
         raise ValueError(printable(str(error))[:200] or type(error).__name__) from None
-    faults += [f"it installs {path!r}, a part of the environment" for path in files if ENVIRONMENT.fullmatch(path)]
+    faults += [
+        f"it installs {path!r}, which is part of the environment" for path in files if ENVIRONMENT.fullmatch(path)
+    ]
     faults += [f"it installs {path!r}, which the loader prefers to libraries of other packages" for path in files
                if elf_reader.HWCAPS in path.split("/")]  # fmt: skip
-    faults += [f"it installs {path!r}, metadata of {name}" for path, name in _foreign(files, distribution)]
+    faults += [f"it installs {path!r}, which is metadata of {name}" for path, name in _foreign(files, distribution)]
     return Listing(files, tuple(faults[:20]))
 
 
@@ -176,8 +178,8 @@ def clashes(listings: Mapping[str, Listing]) -> Iterator[Clash]:
 
 
 def _hidden(owners: Mapping[str, list[str]]) -> Iterator[Clash]:
-    """Conflicting files with different paths: the same module for an import, torch/__init__.py and torch.so, or the
-    same library for the loader, lib/x.so and lib/tls/x.so."""
+    """Conflicts between files with different paths. Either an import finds both as the same module, such as
+    torch/__init__.py and torch.so, or the loader finds both as the same library, such as lib/x.so and lib/tls/x.so."""
     same: dict[str, list[str]] = defaultdict(list)
     for path in owners:
         for name in (module(path), elf_reader.loaded_as(path) if ".so" in path else None):

@@ -40,14 +40,14 @@ from envbuild.util.errors import EnvbuildError, Fault, NetworkError, ProfileErro
 from envbuild.util.host_processes import Completed, ProcessTimeout, run
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
-# uv 0.13 knows no platform beyond manylinux_2_40; our own tags decide which file fits.
+# uv 0.13 supports no platform beyond manylinux_2_40. Therefore `tags`, and not uv, decides which wheel fits.
 _UV_NEWEST_GLIBC = 40
 _SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Versions by name, and the requiring distributions of each ("" is the profile itself)."""
+    """Versions by name. `wanted_by`: for each name, the distributions that require it; "" stands for the profile."""
 
     versions: Mapping[str, str]
     wanted_by: Mapping[str, frozenset[str]]
@@ -86,7 +86,7 @@ def _resolved(lines: Iterable[str], python: str, glibc: str, *options: str) -> C
     lines = list(lines)
     with temporary_files.folder("uv") as folder:
         done = run(
-            # wheels are only chosen, none is built: uv uses our Python and does not look for another
+            # wheels are only chosen and not built, so uv can use the Python that runs envbuild
             [uv_binary(), "pip", "compile", "--quiet", "--no-header", *uv_config.config_options(folder),
              "--only-binary", ":all:", "--python", sys.executable, "--no-python-downloads", "--python-version", python,
              "--python-platform", platform, *index_config.uv_options(), *options, "-"],
@@ -110,8 +110,8 @@ def resolve_wheels(
     constraints: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Choose a version of everything that `requirements` need; versions in `keep` are preferred if they fit.
-    `overrides` replace the requirements of any package, `constraints` only narrow them.
+    """Choose versions of all packages that `requirements` need; versions in `keep` are preferred if they fit.
+    `overrides` replace what any package requires, `constraints` only narrow it.
 
     Raises ProfileError if no combination exists, NetworkError if an index does not answer or lacks a local build.
     """
@@ -151,17 +151,17 @@ def contradiction(
     return error.hint if error else None
 
 
-# uv's message if a package's requirement names a pre-release itself, such as ==0.66b2.
+# uv's message if the requirement of a package names a pre-release explicitly, such as ==0.66b2.
 _NAMED = re.compile(r"`([A-Za-z0-9._-]+)` was requested with a pre-release marker")
 
 
 def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, glibc: str) -> None:
-    """Refuse a pre-release that is named neither by `given` nor by a requirement of a locked package: uv takes one if
-    no release has a usable wheel."""
+    """Refuse a pre-release that neither `given` nor a requirement of a locked package names. uv chooses a pre-release
+    if no other release has a usable wheel."""
     named = {canonicalize_name(r.name) for r in map(Requirement, given) if r.specifier.prereleases}
     odd = {name for name, version in resolved.versions.items() if Version(version).is_prerelease} - named
     while asking := {name for name in odd if resolved.wanted_by[name] - {""}}:
-        # all others are pinned, so uv fails only for these; not always for all at once
+        # all other packages are pinned, so uv fails only for these; it may name only some of them at a time
         pins = [f"{name}=={version}" for name, version in resolved.versions.items() if name not in asking]
         with temporary_files.folder("uv") as folder:
             done = _compile(pins, python, glibc, *_RELEASES, *_lists(folder, (), pins))
@@ -211,7 +211,7 @@ def _refuse_unrelated(resolved: Resolved) -> None:
             raise ProfileError(f"{asking} needs {name}: {meant}", hint=hint)
 
 
-# uv's message for a missing version; for one that is too old for a range uv itself names the newest.
+# uv's message for a missing version. If all versions are too old for a range, uv itself names the newest.
 _NOT_THERE = re.compile(r"no version of ([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 
 
@@ -226,9 +226,10 @@ def _with_newest(error: EnvbuildError, python: str, glibc: str) -> EnvbuildError
 
 
 def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool = False) -> dict[str, str]:
-    """Distribution -> the newest (or oldest) version on the indexes, for each requirement separately.
+    """Distribution -> the newest (or oldest) version on the indexes that meets its requirement. Each requirement is
+    considered separately.
 
-    Raises ProfileError if no version meets one of them, NetworkError if an index does not answer.
+    Raises ProfileError if no version meets a requirement, NetworkError if an index does not answer.
     """
     resolution = ["--resolution", "lowest"] if oldest else []
     done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *_RELEASES, *resolution)
@@ -252,9 +253,9 @@ def _parse(text: str) -> Resolved:
 
 
 def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:
-    """The best wheel file for the image of each pinned version, and its current URL.
+    """For each pinned version, the best wheel file for the image, and its current URL.
 
-    A file whose sha256 is in `locked` is preferred to a better one: an index may get more files for a version later.
+    A file whose sha256 is in `locked` is preferred to a better file, which an index may have received after locking.
     Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
     """
     pins = [f"{name}=={version}" for name, version in versions.items()]
@@ -270,7 +271,7 @@ def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collect
         if best is None:
             raise ProfileError(
                 f"{package['name']} {package['version']} has no wheel for {target(python, glibc)}",
-                hint="choose a version that has one; envbuild builds nothing from sdists",
+                hint="choose a version that has such a wheel; envbuild does not build sdists",
             )
         address = best["url"] if "url" in best else Path(best["path"]).resolve().as_uri()
         file = _file_name(address)
@@ -303,7 +304,7 @@ def _best(candidates: Sequence[dict[str, Any]], supported: Mapping[Tag, int]) ->
             continue
         ranks = [supported[tag] for tag in found if tag in supported]
         if ranks:
-            # of two builds of a version the higher build number is newer; no number is the oldest (PEP 427)
+            # of two builds of a version, the higher build number is newer; a build without a number is older (PEP 427)
             ranked.append((min(ranks), -build[0] if build else 1, candidate))
     return min(ranked, key=lambda item: item[:2])[2] if ranked else None
 

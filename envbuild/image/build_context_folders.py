@@ -1,4 +1,5 @@
-"""The build contexts: folders of hard links into the stores, kept between builds so that only changes are sent.
+"""Fills the build contexts: folders of hard links into the stores. They stay between builds, so that BuildKit gets only
+changes.
 
 A build has a main context, and one context for the wheels of each layer. The wheels are outside of the main context's
 folder, because BuildKit reads all of that folder.
@@ -86,7 +87,7 @@ def _fill_base(lock: Lock, target: Path) -> None:
 
 def _debs(debs: Iterable[Deb], target: Path) -> None:
     for deb in debs:
-        sha256_file_store.debs().check(deb.sha256, deb.file)  # the installer checks the wheels, but not these
+        sha256_file_store.debs().check(deb.sha256, deb.file)  # the installer checks wheels, but not Debian packages
         _link(sha256_file_store.debs().path(deb.sha256, deb.file), target / deb.file)
 
 

@@ -1,4 +1,4 @@
-"""Finds the cause in the output of a failed build (BuildKit, compilers, build tools), and what to do about it. Pure.
+"""Finds the cause of a failed build in its output (BuildKit, compilers, build tools), and what to do about it. Pure.
 
 The known messages of compilers are data: facts/data/compilers.yaml.
 """

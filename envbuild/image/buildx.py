@@ -110,7 +110,8 @@ def _builder(engine: Engine) -> list[str]:
 
 
 def require_intact_files(lock: Lock) -> None:
-    """Raises HashMismatch if a stored file changed since it was fetched; it is removed, to be fetched again."""
+    """Raise HashMismatch if a stored file of the lock changed after its download, and remove that file, so that it is
+    downloaded again."""
     for place, sha256, name in _files(lock):
         if place.holds(sha256, name):
             place.check(sha256, name)
@@ -146,7 +147,8 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         host = lock.image.partition("/")[0]
         return NetworkError(
             f"the base image {lock.image} cannot be fetched from its registry",
-            hint=f"{message}\nif it is private: docker login {host}; put its CA into the engine's certs.d/{host}",
+            hint=f"{message}\nif the image is private: docker login {host}\n"
+            f"if the engine does not trust the registry's CA: put it into the engine's certs.d/{host}",
         )
     if any("no builder " in line for line in errors):
         return EngineError(errors[-1].removeprefix("ERROR: "), hint=_BUILDERS)
@@ -167,7 +169,7 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
 
 
 def _full(engine: Engine) -> DiskError:
-    """Return the error for a full disk: the engine's, or one that its client writes to."""
+    """Return the error for a full disk: the engine's disk, or one to which the docker client writes."""
     folder = None if engine.builder else engine.data_folder
     where = "" if folder else ", the engine's or this machine's"
     return disk_space.full([folder, *disk_space.written_folders()], f"the disk became full during the build{where}")

@@ -1,6 +1,6 @@
 """Exports a lock as a Dockerfile, an Apptainer definition or a devcontainer.json that need no envbuild. Pure.
 
-The locked wheels are installed with their hashes, and the metadata of the packages are changed to require the
+The locked wheels are installed with their hashes, and the metadata of the packages is changed to require the
 overrides. The Dockerfile is the one that `envbuild lock` writes. It names the locked versions of the Debian packages;
 the Apptainer definition takes those of the day of the build.
 """
@@ -84,7 +84,7 @@ def _pinned_overrides(lock: Lock) -> list[str]:
         return []
     return [
         f"# Pinned by changed metadata of the packages: {requirements_export.override_list(lock)};",
-        "# a later pip install keeps it.",
+        "# a later pip install keeps the override.",
     ]
 
 
@@ -187,7 +187,7 @@ def devcontainer(lock: Lock, profile: Profile, name: str) -> str:
         document |= {"runArgs": ["--gpus", "all"], "hostRequirements": {"gpu": True}}
     comments = [
         *requirements_export.heading(lock, name, "devcontainer"),
-        "# Save it as .devcontainer/devcontainer.json. It builds the file next to it:",
+        "# Save this file as .devcontainer/devcontainer.json. It builds the Dockerfile in the same folder:",
         f"#   envbuild export dockerfile {name} -o .devcontainer/{file}",
         *_comments(lock),
     ]
@@ -218,7 +218,7 @@ def _base(lock: Lock) -> str:
 
 
 def _debian_packages(lock: Lock, profile: Profile) -> list[str]:
-    """Debian packages to install; none on an image of the profile's own, which must have its Python with venv."""
+    """The Debian packages to install. Empty for a profile with its own base image, which must have Python with venv."""
     if lock.image:
         return []
     return sorted({*database.base_packages(bool(profile.gpus)), "python3-venv", *profile.apt})
@@ -240,7 +240,7 @@ def _comments(lock: Lock) -> list[str]:
         lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
     else:
         lines += [
-            "# Not pinned: the base image (a tag) and the Debian packages: versions of the day of the build.",
-            "# In the image of `envbuild build` they are pinned.",
+            "# Not pinned: the base image (a tag) and the Debian packages (their versions on the day of the build).",
+            "# An image of `envbuild build` pins both.",
         ]
     return lines + _without(lock)

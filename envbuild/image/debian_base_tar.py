@@ -26,7 +26,7 @@ from envbuild.util.strict_and_canonical_json import canonical_digest
 SOURCE_DATE_EPOCH = 1704067200
 
 # Run in the finished root ($1): removes the host's name and resolver, the local archive, logs and caches. apt's own
-# cleanup is skipped: it recreates directories whose owner depends on whether the host's _apt may enter TMPDIR.
+# cleanup is skipped: it recreates directories whose owner depends on whether the host's user _apt may enter TMPDIR.
 _CLEAN = (
     'rm -rf "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/log/* "$1"/var/lib/apt/lists/* '
     '"$1"/var/cache/apt/archives/* "$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache '
@@ -51,8 +51,8 @@ _OPTIONS = (
 )
 
 
-# Also run if there are packages of `apt:`: removes keys, certificates and ids that their installation makes at random.
-# Every container of the image would have the same. systemd fills an empty machine-id at its start.
+# Run too if the profile lists packages in `apt:`. Removes keys, certificates and ids that their installation generates
+# at random, because all containers of the image would share them. systemd fills an empty machine-id when it starts.
 _NO_RANDOM = (
     'rm -f "$1"/etc/ssh/ssh_host_*_key "$1"/etc/ssh/ssh_host_*_key.pub "$1"/etc/ssl/private/ssl-cert-snakeoil.key '
     '"$1"/etc/ssl/certs/ssl-cert-snakeoil.pem "$1"/var/lib/dbus/machine-id; '
@@ -74,7 +74,7 @@ def _key(lock: Lock, apt: bool) -> str:
 
 
 def base_recipe() -> str:
-    """Return the sha256 of everything except the packages that determines a base."""
+    """Return the sha256 of everything that determines a base, except its packages."""
     return canonical_digest([_OPTIONS, SOURCE_DATE_EPOCH])
 
 
@@ -95,7 +95,7 @@ def require_intact(target: Path, found: str) -> None:
         target.unlink()
         raise HashMismatch(
             f"the cached base {target.name} was damaged on this disk",
-            hint="it was removed and will be made again: run the same command once more",
+            hint="the damaged file was removed: run the same command again to make it",
         )
 
 
@@ -141,12 +141,12 @@ def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> Non
 
 
 def _contained() -> list[str]:
-    """Return the command prefix that runs mmdebstrap in namespaces of its own. As root, mmdebstrap mounts /proc, /sys
-    and devices into its root. If it is killed, these mounts would stay in a directory that is later deleted as
-    temporary; in its own namespaces they end with it.
+    """Return the command prefix that runs mmdebstrap in separate namespaces. If root runs it, mmdebstrap mounts /proc,
+    /sys and devices into its target. If it is killed, these mounts would stay in a directory that is later deleted as
+    temporary; in separate namespaces they end with mmdebstrap.
 
-    Without root, mmdebstrap creates its own namespaces. A root user that may not create namespaces may not mount
-    either.
+    The prefix is empty for other users, for whom mmdebstrap itself creates namespaces, and for a root user that may not
+    create namespaces, who may not mount either.
     """
     own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid():

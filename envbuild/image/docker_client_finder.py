@@ -1,4 +1,4 @@
-"""Finds the docker client whose buildx builds: next to this Python, or on PATH."""
+"""Finds a docker client with buildx, which runs the builds: next to this Python, or on PATH."""
 
 from __future__ import annotations
 

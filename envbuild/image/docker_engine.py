@@ -26,7 +26,7 @@ MINIMUM = (23, 0)
 _LOG = logging.getLogger(__name__)
 _BLOCK = 1 << 20
 _PODMAN = (
-    "its socket has no BuildKit, which builds the images, and envbuild is not tested on it; point DOCKER_HOST or a "
+    "Podman's socket has no BuildKit, and envbuild is not tested with Podman; point DOCKER_HOST or a "
     "docker context at a Docker Engine. To run an image in Podman: verify, then podman pull by digest"
 )
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
@@ -126,9 +126,9 @@ class Engine:
         return disk_space.full([self.data_folder], "the Docker Engine's disk is full")
 
     def without_room(self) -> DiskError | None:
-        """Return the error to raise if the engine disappeared and its disk is full, since a full disk can end dockerd
-        itself. Return None if there is space, or if it is unknown where the data is: an engine that is gone cannot be
-        asked."""
+        """Return the error to raise if the engine stopped responding and its disk is full, since a full disk can end
+        dockerd itself. Return None if there is space, or if the engine's data folder is not known yet: an engine that
+        does not respond cannot report it."""
         known = self.data_folder if "info" in vars(self) else None
         if known is None or not disk_space.is_low(known):
             return None
@@ -191,7 +191,7 @@ class Engine:
         raise EngineError(f"the engine exports {handle} without a manifest")
 
     def note_id(self, handle: str, image_id: str) -> None:
-        """Remember the id of an image that is loaded, so that the image is not exported to learn it. `handle`: the
+        """Cache the id of a loaded image, which would otherwise be read from an export of the image. `handle`: the
         digest of its manifest."""
         if self.containerd_store:
             write_atomically(user_folders.cache_folder("image-ids") / handle.replace(":", "-"), image_id)
@@ -238,7 +238,8 @@ class Engine:
                     raise EngineError(f"the engine could not load the image: {message['error']}")
 
     def remove(self, reference: str) -> None:
-        """Remove a tag, and the image with its last tag. Does nothing if a container uses the image or it is gone."""
+        """Remove a tag; without its last tag, the image is removed too. Does nothing if a container uses the image, or
+        if the tag does not exist."""
         with asking(self):
             try:
                 self.client.api.remove_image(reference)
@@ -269,7 +270,7 @@ class Engine:
         return [((item.get("Labels") or {}).get(label, ""), item["Id"], item["Size"]) for item in listed]
 
     def used(self) -> set[str]:
-        """Return the handles of the images that a container, running or not, was made from."""
+        """Return the handles of the images that a container uses, running or not."""
         with asking(self):
             return {container["ImageID"] for container in self.client.api.containers(all=True)}
 

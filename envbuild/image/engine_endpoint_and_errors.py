@@ -12,7 +12,7 @@ import requests
 
 from envbuild.util.errors import EngineError
 
-_DEEPEST = 20  # nested errors to search at most
+_DEEPEST = 20  # the most nested errors to search
 
 
 def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:

@@ -1,4 +1,4 @@
-"""Writes an OCI image layout: an image that the engine saves, with uncompressed layers, as one tar."""
+"""Writes an image that the engine saves as an OCI image layout, in a folder or as one tar, with uncompressed layers."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Folder:
         return False
 
     def take(self, engine: Engine, image: Image) -> Manifest:
-        """Save an image of the engine into the layout, its layers as uncompressed blobs. Raises EngineError, also if
-        the engine saves a different image."""
+        """Save an image of the engine into the layout, with its layers as uncompressed blobs. Raises EngineError, also
+        if the engine saves a different image."""
         wanted = {image.id, *image.layers}
         with engine_save_stream.files(engine, image) as contents:
             taken = {self._take(content) for content in contents}

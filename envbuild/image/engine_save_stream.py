@@ -18,10 +18,10 @@ BLOCK = 1 << 20
 @contextlib.contextmanager
 def files(engine: Engine, image: Image) -> Iterator[Iterator[Unpacked]]:
     """Yield each file of a saved image; read a file before requesting the next. Identify a file by its digest, not by
-    its name. The digest is of the uncompressed content: an engine on containerd's store saves layers as it received
-    them.
+    its name. The digest is that of the uncompressed content: an engine with the containerd store saves layers in the
+    form in which it received them.
 
-    Raises EngineError if the engine disappears during reading, or if its archive cannot be read.
+    Raises EngineError if the engine stops responding, or if its archive cannot be read.
     """
     try:
         with asking(engine), engine.saved(image) as archive:

@@ -49,7 +49,7 @@ from envbuild.util.strict_and_canonical_json import canonical_digest
 _RECIPE = 1
 _ABOUT = "built.json"
 _MOST_NAMED = 10
-_MOST_METADATA = 1 << 20  # bytes; torch's has 30 kB
+_MOST_METADATA = 1 << 20  # bytes of a METADATA file; torch's has 30 kB
 # Memory per job, measured: the largest compiler of apex (cicc, part of nvcc) took 3.1 GB, four at once 6.8 GB.
 _JOB_BYTES = 3 << 30
 
@@ -125,7 +125,7 @@ def compile_wheel(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
     """Compile an extension in its stage of the Dockerfile, unless another process has compiled it in the meantime. Its
     source and its build tools must have been downloaded.
 
-    Raises BuildError with what is wrong and what to do, and what buildx.build raises.
+    Raises BuildError with the cause and what to do, and the errors of buildx.build.
     """
     lock = order.lock
     with process_locks.exclusive(f"_extension-{key(lock, one)[:16]}", f"compiles {one.name}", order.say):
@@ -161,7 +161,7 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
         whole.mkdir()
         wheel.rename(whole / wheel.name)
         write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
-        shutil.rmtree(target, ignore_errors=True)  # a damaged wheel; this process holds the lock
+        shutil.rmtree(target, ignore_errors=True)  # removes a damaged wheel; this process holds the lock
         whole.rename(target)
     found = find_wheel(lock, one)
     assert found
@@ -207,10 +207,10 @@ def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
 
 
 def _only(out: Path, one: LockedExtension) -> Path:
-    """Return the only wheel that a build left. The build runs foreign code: a link in `out` could lead to any file of
+    """Return the only file in `out`, a wheel. The build runs foreign code: a link in `out` could lead to any file of
     this host.
 
-    Raises BuildError if anything else is there.
+    Raises BuildError if `out` has anything else.
     """
     there = sorted(path.name for path in islice(out.iterdir(), _MOST_NAMED))
     if len(there) == 1 and there[0].endswith(".whl") and stat.S_ISREG((out / there[0]).lstat().st_mode):
@@ -221,10 +221,10 @@ def _only(out: Path, one: LockedExtension) -> Path:
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
-    """Yield the requirements of the wheel that the image does not satisfy: the wheel was built after the lock, so
-    nothing resolved them.
+    """Yield a sentence for each requirement of the wheel that the image does not satisfy. The wheel is built after
+    locking, so the resolver did not know its requirements.
 
-    The wheel must have passed its check: here it is opened without another check.
+    The wheel must have passed its check before, because it is opened without a check here.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)

@@ -1,6 +1,6 @@
-"""Checks that a wheel built from source is what was requested. Unpacks and runs nothing from it.
+"""Checks that a wheel built from source is what was requested, without installing it or running any of its code.
 
-A build that finds no compiler, or gets no settings, succeeds and leaves a wheel without its kernels. A build also runs
+A build without a compiler, or without the settings, can succeed and produce a wheel without kernels. A build also runs
 foreign code, so the wheel is treated as hostile: names, counts and sizes are limited.
 """
 
@@ -33,7 +33,7 @@ _MOST_MEMBERS = 50_000
 _LARGEST, _LARGEST_TOTAL = 4 << 30, 8 << 30  # bytes, unpacked; libtorch_cuda, the largest library known, has 1.6 GB
 _LARGEST_TEXT = 1 << 20
 _BLOCK = 1 << 20
-_NEWEST_GLIBC = "2.99"  # the wheel was built in the same base that it is for
+_NEWEST_GLIBC = "2.99"  # no limit: the wheel was built on the base that it is for
 _DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
 # scripts, headers, data: installed into Python's own directories
 _ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")
@@ -101,7 +101,8 @@ def _opened(wheel: Path) -> zipfile.ZipFile:
 
 
 def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
-    """Yield the members that would write outside, twice, or without limit. At most ten of each kind are named."""
+    """Yield a sentence for each member that would be written outside the target, twice, or without limit. At most ten
+    members of each kind are named."""
     infos = archive.infolist()
     if len(infos) > _MOST_MEMBERS:
         yield f"it has {len(infos)} files, at most {_MOST_MEMBERS} are allowed"
@@ -121,7 +122,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     ):
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])
     if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:
-        yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or one file than {_LARGEST >> 30} GiB"
+        yield f"unpacked, it is larger than {_LARGEST_TOTAL >> 30} GiB, or a file is larger than {_LARGEST >> 30} GiB"
 
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:
@@ -245,7 +246,8 @@ def _modules(paths: list[str], inside: list[Module], expected: Sequence[str], py
 
 
 def _code(inside: list[Module], arch: str) -> Iterator[str]:
-    """Check device code. A file without device code is host code, as apex_C is, but at least one file must have it."""
+    """Check the device code. A file may have only host code, as apex_C has, but at least one file must have device
+    code."""
     wanted = torch_cuda_arch_list_parser.capabilities(arch)
     coded = [(item.path, item.file.architectures) for item in inside if item.file.architectures is not None]
     if wanted and not coded:

@@ -1,5 +1,5 @@
-"""Finds what can be removed: images that no lock names, and cached files that no lock needs. Never a verified image or
-one that a container uses."""
+"""Finds what can be removed: images of no current lock, and cached files that no lock needs. Verified images, and
+images that a container uses, are never among them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class Removable:
 def images(
     engine: Engine, names: Iterable[str], current: Iterable[Lock], elsewhere: Iterable[str] = ()
 ) -> Iterator[Removable]:
-    """Yield the images of these profiles that are neither verified, nor used by a container, nor built from a current
-    lock. For profiles `elsewhere`, whose locks are not visible here, only images that this envbuild built."""
+    """Yield the images of the profiles `names` that are neither verified, nor used by a container, nor built from a
+    current lock. Of the profiles `elsewhere`, whose locks are not visible here, yield such an image only if this
+    envbuild built it."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
     made = {record.handle for record in build_records.all_records()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
@@ -57,8 +58,8 @@ def images(
 
 
 def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
-    """Yield cached files that no current lock names, the build contexts of `names`, whose process locks the caller
-    holds, and what interrupted runs left."""
+    """Yield cached files that no current lock names, files that interrupted runs left, and the build contexts of the
+    profiles `names`, whose process locks the caller must hold."""
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
     debs = {deb.sha256 for lock in locks for deb in lock.debs}

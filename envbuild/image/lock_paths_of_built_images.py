@@ -1,5 +1,5 @@
-"""Remembers the paths of locks that images were built from: a profile given by path is in no directory that prune
-searches."""
+"""Remembers the paths of locks that images were built from. `prune` needs them, because it does not search the folder
+of a profile that was given by path."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KIND = "built"
 
 
 def note_lock(lock_file: Path) -> None:
-    """Note the path of a lock. Does nothing if the file does not exist, as for the lock of a rebuild: its entry would
-    never be removed."""
+    """Note the path of a lock. Does nothing if the file does not exist, as for a rebuild: the note would never be
+    removed."""
     file = _file(lock_file.absolute())
     if lock_file.is_file() and not file.is_file():
         write_atomically(file, os.fsencode(lock_file.absolute()))

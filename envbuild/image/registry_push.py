@@ -26,11 +26,12 @@ def parse_repository(text: str) -> Reference:
 
 
 def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> tuple[Manifest, bool]:
-    """Push an image unless the registry has it, with any compression. Return its manifest and whether it was there
-    already.
+    """Push an image unless the registry has it, with any compression. Return its manifest, and whether the registry had
+    it already.
 
-    `send` pushes it under a tag with the image's id, since a push by digest is not possible. Only the manifest in the
-    registry counts as success. Raises CheckFailed if that manifest is of a different image, and what `send` raises.
+    `send` pushes the image under a tag with the image's id, since a push by digest is not possible. The push has
+    succeeded only if the registry then serves the image under that tag. Raises CheckFailed otherwise, and what `send`
+    raises.
     """
     found = there(place, image_id)
     if found is not None:
@@ -59,7 +60,7 @@ def push_from_engine(
     try:
         return push_once(place, image.id, send)
     finally:
-        engine.remove(f"{name}:{_tag(image.id)}")  # also the tag of an earlier run that was killed
+        engine.remove(f"{name}:{_tag(image.id)}")  # removes the tag of an earlier, killed run too
 
 
 def _tag(image_id: str) -> str:

@@ -50,7 +50,7 @@ def _push_manifest(place: Repository, configuration: bytes, layers: list[dict[st
 
 
 def _require_space(largest: int, folder: Path) -> None:
-    """Check for space for a layer of `largest` bytes: compressed, it is hardly ever larger than before."""
+    """Check the space for a compressed layer of `largest` bytes: compression makes a layer hardly ever larger."""
     if shutil.disk_usage(folder).free < largest:
         free = disk_space.free_space(folder.parent)
         text = f"a layer of {largest / 1e9:.1f} GB may be too large for the disk when it is compressed: {free}"
@@ -61,7 +61,7 @@ def _compress(blocks: Iterable[bytes], file: Path) -> dict[str, Any]:
     """Compress a layer's tar to a file, and return the descriptor of the blob."""
     import zstandard  # imported here and for decompression only: few commands need it
 
-    # Everything except the content that determines the bytes: the level, one thread, a checksum, no size in the header.
+    # Apart from the content, these settings determine the bytes: level, one thread, checksum, no size in the header.
     packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
     compressor, seen = packer.compressobj(), hashlib.sha256()
     with file.open("wb") as target:

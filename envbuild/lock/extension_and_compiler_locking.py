@@ -27,8 +27,8 @@ def lock(
     image_debs: tuple[Deb, ...],
     progress: Callable[[str, int], None],
 ) -> tuple[tuple[LockedExtension, ...], Builder | None]:
-    """The inspected sources, and the tools for compiling them in addition to the image's own wheels (`locked`) and
-    Debian packages (`image_debs`)."""
+    """Lock the sources of the extensions, and the tools for compiling them that are neither among the image's wheels
+    (`locked`) nor its Debian packages (`image_debs`). `stale`: the parts of `previous` that must be locked again."""
     extension_toolchain = plan.extension_toolchain
     if extension_toolchain is None:
         return (), None
@@ -61,14 +61,14 @@ def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, image_debs: t
         found = apt_resolution_and_download.resolve_debs(plan.suite, debian.packages, image_debs, debian.components)
         return apt_resolution_and_download.beyond(found, image_debs)
     except ProfileError as error:
-        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.cli_words} --upgrade base"
+        hint = f"{error.hint}\nif the mirror has newer versions: envbuild lock {plan.cli_words} --upgrade base"
         raise ProfileError(
             error.message, hint=hint, faults=_compiled_with(extension_toolchain, debian.packages)
         ) from None
 
 
 def _compiled_with(extension_toolchain: ExtensionToolchain, tools: Iterable[str]) -> list[Fault]:
-    """Faults at the extensions' positions, for tools that are not available."""
+    """For each extension, a fault at its position that names the tools, for tools that are not available."""
     return [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in extension_toolchain.wanted]
 
 
@@ -76,13 +76,15 @@ def _refuse_twice(extension_toolchain: ExtensionToolchain, locked: Iterable[Lock
     """Refuse a distribution that is both a wheel from the index and compiled: an image can contain it only once."""
     held = {canonicalize_name(item.wheel.name): item.wheel.version for item in locked}
     faults = [
-        replace(item.at, message=f"{name} {held[name]} is locked as a wheel already, which compiling would replace")
+        replace(
+            item.at, message=f"{name} {held[name]} is locked as a wheel already, which the compiled one would replace"
+        )
         for item in extension_toolchain.wanted
         for name in [canonicalize_name(item.extension.name)]
         if name in held
     ]
     if faults:
-        hint = "take it out of extensions, or out of packages (and of what needs it)"
+        hint = "remove it from extensions, or from packages, together with the packages that require it"
         raise ProfileError("an extension is also a locked wheel", hint=hint, faults=faults)
 
 
@@ -91,7 +93,7 @@ def _tools(
 ) -> tuple[LockedWheel, ...]:
     """The wheels of nvcc and of the build tools, in the image's versions if it has them.
 
-    The profile's own packages are installed after the extensions, so those that the tools need are included here too.
+    The profile's own packages are installed after the extensions. Those that the tools need are therefore included.
     """
     held = {item.wheel.name: item.wheel.version for item in locked}
     before = (

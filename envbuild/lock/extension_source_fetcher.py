@@ -1,7 +1,7 @@
-"""The sources of extensions: a git commit or an sdist, downloaded once, checked, and passed on as one tar.
+"""Downloads the source of an extension once, a git commit or an sdist, checks it, and writes it as a tar.
 
-A commit is stored as a separate bare repository, so git itself verifies every byte by the commit's hash. The user's git
-configuration (certificates, proxies, credentials, insteadOf) applies.
+A commit is stored as a separate bare repository, so that git itself verifies every byte by the commit's hash. The
+user's git configuration (certificates, proxies, credentials, insteadOf) applies.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
 def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtension:
     """Download a source and inspect it for locking.
 
-    Raises NetworkError if it is not available, HashMismatch for an sdist with a different hash, and ProfileError with
-    the profile's line for a commit that the repository lacks or that has submodules, or for a variable that the source
-    does not mention.
+    Raises NetworkError if the source cannot be downloaded, and HashMismatch for an sdist with a different hash. Raises
+    ProfileError with the profile's line for a commit that the repository lacks, for submodules, for a damaged source,
+    and for a variable that no build file of the source mentions.
     """
     extension, build = wanted.extension, wanted.extension.build
     kind = "git" if extension.commit else "sdist"
@@ -87,8 +87,8 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
 
 
 def _refuse_submodules(wanted: ExtensionRequest, repository: Path) -> None:
-    """Refuse a commit with submodules, which are not downloaded: a build that needs them would fail late, or omit
-    parts."""
+    """Refuse a commit with submodules, unless the profile omits them. They are not downloaded, so a build that needs
+    them would fail late, or omit parts."""
     if wanted.extension.submodules == "omit":
         return
     listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", f"{wanted.extension.commit}").stdout.split("\0")
@@ -103,8 +103,8 @@ def _refuse_submodules(wanted: ExtensionRequest, repository: Path) -> None:
 
 _MOST_NAMED = 10
 _WHOLE = (
-    "if the build does not need them, add submodules: omit after the commit; else give the source with the submodules "
-    "as an sdist: {sha256, url}"
+    "if the build does not need the submodules, add submodules: omit after the commit; otherwise give the source with "
+    "its submodules as an sdist: {sha256, url}"
 )
 # All errors that tarfile raises for a hostile tar, such as non-numeric sizes and endless nested headers.
 _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, LookupError, OverflowError,
@@ -148,7 +148,7 @@ def write_archive(locked: LockedExtension, file: Path) -> None:
         shutil.rmtree(repository, ignore_errors=True)
         raise SourceDamaged(
             f"the source of {locked.name} was damaged on this disk",
-            hint="it was removed: run the same command again, which downloads it again",
+            hint="the damaged source was removed: run the same command again to download it",
         )
     done = _git(repository, "archive", "--format=tar", "--prefix=source/", f"--output={file}", locked.digest)
     if done.code:
@@ -195,7 +195,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
                 raise NetworkError(
                     f"the source of {wanted.extension.name} cannot be fetched from {shown}",
                     hint=f"{every.stderr.replace(address, shown).strip()[-600:]}\n{_elsewhere()}",
-                    faults=[replace(wanted.at, message="it is named here")],
+                    faults=[replace(wanted.at, message="the source is named here")],
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
@@ -211,11 +211,12 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
 
 
 def _elsewhere() -> str:
-    return f"behind a mirror: set git_mirror in {user_folders.config_file()}"
+    return f"to use a mirror, set git_mirror in {user_folders.config_file()}"
 
 
 def _address(given: str) -> str:
-    """The repository's URL, or the site's mirror of it; {host} and {path} stand for parts of the profile's URL."""
+    """The repository's URL in the profile, or its mirror by the setting git_mirror, in which {host} and {path} stand
+    for parts of the profile's URL."""
     site = settings.setting("git_mirror")
     if site is None:
         return given
@@ -225,7 +226,7 @@ def _address(given: str) -> str:
 
 
 class _Member(tarfile.TarInfo):
-    """A tar entry with limited extended headers, because tarfile reads them completely into memory."""
+    """A tar entry. The size of its extended headers is limited, because tarfile reads them completely into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:

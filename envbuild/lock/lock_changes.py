@@ -1,4 +1,4 @@
-"""What differs between two locks of a profile. Pure."""
+"""Lists the differences between two locks of a profile. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def part_counts(locked: Lock) -> str:
 
 @dataclass(frozen=True)
 class LockChange:
-    """A changed version. `before`: None for something new; `after`: None for something removed; both None for a change
-    that has no version."""
+    """A changed entry of a lock. `before`, `after`: its versions; `before` is None for a new entry, `after` for a
+    removed one, and both for an entry without versions."""
 
     name: str
     before: str | None
@@ -49,7 +49,7 @@ def _versions(locked: Lock) -> dict[str, str]:
 
 
 def _contents(locked: Lock) -> dict[str, str]:
-    """Archives with their hashes, and extensions with a hash of all their inputs."""
+    """The archives with their hashes, and the extensions, each with a hash of all its inputs, by name."""
     found = {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
     for one in locked.extensions:
         assert locked.builder

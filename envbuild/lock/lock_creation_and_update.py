@@ -31,7 +31,7 @@ from envbuild.resolve.plan_resolver import Plan, as_locked
 from envbuild.util.errors import ProfileError, UsageError, near
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
-# A wheel of this size gets its own layer: if only it changes, a pull downloads only that layer.
+# A wheel with at least so many bytes gets its own layer: if only that wheel changes, a pull downloads only its layer.
 OWN_LAYER_BYTES = 20_000_000
 EVERYTHING = "*"
 # Several locks are made in parallel, but sources of extensions and archives are downloaded one after the other.
@@ -54,8 +54,9 @@ def update_lock(
     names packages that may be far behind their newest release, EVERYTHING means all. `say` gets a sentence for each
     package whose newest release was not chosen.
 
-    Raises ProfileError for missing versions, versions refused by an advisory and versions far behind; NetworkError if
-    an index or mirror does not answer; HashMismatch for an archive with other content.
+    Raises ProfileError for missing versions, versions refused by an advisory, and versions that are far behind their
+    newest release without being accepted. Raises NetworkError if an index or mirror does not answer, and HashMismatch
+    for an archive with a different sha256.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
@@ -158,7 +159,7 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
 def _debs(
     plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: bool
 ) -> tuple[tuple[Deb, ...], tuple[Deb, ...]]:
-    """Debian packages of the base image, and those of the late layer."""
+    """The Debian packages of the base, and those of the late layer, which `apt:` in the profile requests."""
     if plan.suite is None:
         return (), ()
     if previous is None or upgrade or "base" in stale:
@@ -196,7 +197,8 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
 
 @dataclass(frozen=True)
 class _ResolverInputs:
-    """All inputs that determine which wheels are locked; many profiles share them. `keep`: (name, version)."""
+    """All inputs that determine which wheels are locked. Profiles with the same inputs share one resolution. `keep`:
+    locked versions to keep if they fit, as (name, version)."""
 
     core: tuple[str, ...]
     packages: tuple[str, ...]
@@ -257,8 +259,8 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
 
 
 def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
-    """Compare the packages that the profile and the requirements name without a pin with their newest releases.
-    Versions that are already locked are not compared again.
+    """Compare each package that the profile or its requirements file names without a pin with its newest release.
+    Versions that are already locked are not compared again. Return notes, and the versions accepted as old.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """
@@ -308,8 +310,8 @@ def _layer(name: str, kind: str, size: int, overridden: bool = False) -> str:
 
 
 def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late: Collection[str] = ()) -> list[str]:
-    """The order of layers, from shared and stable to profile-specific: small, libraries, torch, nvcc (`late`),
-    overrides, the user's packages."""
+    """The order of layers, from those that profiles share and rarely change to profile-specific ones: small wheels,
+    libraries, torch, nvcc (`late`), overrides, the user's packages."""
     names = {item.layer for item in locked}
     last = [name for name in ("torch", "triton", *sorted(late), *sorted(overridden), PACKAGES) if name in names]
     first = [SMALL] if SMALL in names else []

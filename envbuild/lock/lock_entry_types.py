@@ -1,4 +1,4 @@
-"""The entries of a lock and their form in it: replaced or accepted versions, and the inputs of compiled extensions."""
+"""Types of a lock's entries: overridden versions, versions accepted as old, and the inputs of compiled extensions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from envbuild.fetch.locked_wheel_types import LockedWheel
 
 @dataclass(frozen=True)
 class Overridden:
-    """A library version that replaces the one required by torch's metadata; the image's torch metadata is changed to
-    it."""
+    """A library version that replaces the one that torch's metadata requires (`replaces`). In the image, that metadata
+    is changed to require this version."""
 
     name: str
     version: str
@@ -31,7 +31,7 @@ class AcceptedOld:
 
 @dataclass(frozen=True)
 class Nvcc:
-    """The folder of a CUDA toolkit that stays in the image, and the required CUDA release of its nvcc."""
+    """The folder of a CUDA toolkit, and the CUDA release that its nvcc must have."""
 
     home: str
     release: str
@@ -41,7 +41,8 @@ class Nvcc:
 class LockedExtension:
     """The inputs of an extension's wheel. The wheel itself is not locked, because it is built, not downloaded.
 
-    `digest` identifies the source: the commit, or the sdist's sha256; `tree`: the commit's content.
+    `digest` identifies the source: the commit, or the sdist's sha256. `tree`: the id of the commit's git tree; None for
+    an sdist.
     """
 
     name: str
@@ -68,8 +69,8 @@ class LockedExtension:
 class Builder:
     """The tools for compiling extensions, in addition to the image's content; they do not stay in the image.
 
-    `arch`: TORCH_CUDA_ARCH_LIST, only for the profile's own GPUs; `environment`: variables for the host compiler, if it
-    is not the base image's.
+    `arch`: TORCH_CUDA_ARCH_LIST, with the architectures of the profile's GPUs; `environment`: variables that select the
+    host compiler, if it is not the default one.
     """
 
     arch: str

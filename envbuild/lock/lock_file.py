@@ -29,7 +29,7 @@ from envbuild.util.errors import Fault, LockError, OutOfDate
 from envbuild.util.strict_and_canonical_json import canonical_digest
 
 FORMAT = 1
-# Layers shared by several wheels: the small ones of torch, those of nvcc, and those of the profile's own packages.
+# Names of layers that several wheels share: small dependencies of torch, nvcc, and the profile's own packages.
 SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
 # The layer of wheels needed only for compiling extensions, in a separate build stage.
 BUILDER = "builder"
@@ -90,7 +90,8 @@ class Lock:
 
     @property
     def compiled_with(self) -> tuple[LockedWheel, ...]:
-        """The wheels of the stage that compiles extensions: it runs before the profile's own packages are installed."""
+        """The wheels in the stage that compiles extensions. The profile's own packages are not among them, because they
+        are installed later."""
         shared = tuple(item for item in self.wheels if item.layer != PACKAGES)
         return (*shared, *(self.builder.wheels if self.builder else ()))
 
@@ -117,7 +118,8 @@ def inputs(plan: Plan) -> dict[str, str]:
 def read(file: Path) -> Lock | None:
     """The lock in `file`, None if the file is missing.
 
-    Raises LockError if it is damaged, was edited by hand, has a later format, or is a link out of its project.
+    Raises LockError if it is damaged, was edited by hand, has a later format, or is a link to a file outside its
+    project.
     """
     if not file.exists():
         return None
@@ -126,7 +128,7 @@ def read(file: Path) -> Lock | None:
 
 
 def parse(text: str, name: str) -> Lock:
-    """The lock in a text from any source. Raises LockError as `read` does."""
+    """The lock in a text. `name`: the name of the text in errors. Raises LockError as `read` does."""
     return _checked(yaml_and_project_paths.parse(text, name, LockError))
 
 
@@ -209,7 +211,8 @@ _LISTED = {"apt", "wheels", "startup", "archives", "debs", "packages"}
 
 
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
-    """Write the lock file. `origin`: profile and requirements of the lock, if no profile is called `name`."""
+    """Write the lock file. `origin`: the profile and the requirements file that the lock was made from, if no profile
+    is called `name`."""
     data: dict[str, object] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
     data |= {"of": dict(origin)} if origin else {}
     data["content"] = _with_lines(lock.content)
@@ -231,7 +234,7 @@ def _with_lines(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def required_lock(loaded: LoadedProfile) -> Lock:
-    """The lock of a profile, current or out of date. Raises OutOfDate if it is missing, and the errors of `read`."""
+    """The lock of a profile, even if it is out of date. Raises OutOfDate if it is missing, and the errors of `read`."""
     lock = read(loaded.known_lock)
     if lock is None:
         raise _missing(loaded.lock_file, loaded.cli_words)
@@ -239,7 +242,7 @@ def required_lock(loaded: LoadedProfile) -> Lock:
 
 
 def current_lock(loaded: LoadedProfile, plan: Plan) -> Lock:
-    """The lock of a profile, which matches its plan. Raises what `current` and `read` raise."""
+    """The lock of a profile, after checking that it matches the plan. Raises what `current` and `read` raise."""
     return current(read(loaded.known_lock), plan, loaded.lock_file)
 
 
@@ -248,9 +251,9 @@ def _missing(file: Path, cli_words: str) -> OutOfDate:
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
-    """The lock, if it matches the plan.
+    """Return the lock if it matches the plan.
 
-    Raises OutOfDate otherwise, ProfileError if an advisory refuses a locked version.
+    Raises OutOfDate if it is missing or does not match, ProfileError if an advisory refuses a locked version.
     """
     if lock is None:
         raise _missing(file, plan.cli_words)

@@ -1,4 +1,4 @@
-"""The schema that a lock file must match before it is used: each name, version and path is limited."""
+"""The schema that a lock file must match before it is used. It limits the characters of each name, version and path."""
 
 from __future__ import annotations
 

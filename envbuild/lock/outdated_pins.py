@@ -1,8 +1,8 @@
 """Finds pins with a newer patch release on the configured index, and versions required by advisories.
 
 A patch release has the same first two numbers: 12.6.4.1 -> 12.6.9.9, 2.26.2 -> 2.26.5. Such an update needs no change
-of the profile. An advisory may require more of a CUDA library: any newer version with the same major number, which
-works with torch's own (minor-version compatibility) and can be pinned.
+of the profile. For a CUDA library, a version that an advisory requires only needs the same major number: it works with
+torch's other libraries (minor-version compatibility) and can be pinned.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def patches_of(name: str, version: str) -> str:
 
 
 def _within(name: str, version: str, numbers: int) -> str:
-    """The requirement that matches this version and newer ones that begin with the same `numbers` parts, for 2 parts
-    for example >=2.4.6,==2.4.*."""
+    """The requirement that matches this version and newer versions with the same first `numbers` parts: for 2 parts,
+    numpy>=2.4.6,==2.4.*."""
     known = Version(version)
     epoch = f"{known.epoch}!" if known.epoch else ""
     head = ".".join(map(str, (*known.release, 0)[:numbers]))
@@ -101,7 +101,8 @@ def _required_updates(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Requ
 
 
 def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:
-    """The newest version on the index for each distribution's requirement; distributions without one are left out."""
+    """For each distribution, the newest version on the index that meets its requirement. Distributions without such a
+    version are left out."""
     try:
         return wheel_resolution_and_download.offered(list(requirements.values()), plan.python, plan.glibc)
     except ProfileError:  # one requirement without a version, such as a withdrawn one, makes the whole query fail

@@ -1,6 +1,6 @@
 """Exports a lock as a project of uv or Poetry, or as an environment of conda. Pure.
 
-Each file is complete without envbuild, and says in comments which pins hold and which the tool cannot hold.
+Each file can be used without envbuild. Its comments say which versions the tool keeps, and which it cannot keep.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 
 def uv_project(lock: Lock, name: str) -> str:
-    """A pyproject.toml for uv. uv overrides what torch requires, so every pin holds."""
+    """A pyproject.toml for uv. uv can override what torch requires, so it keeps all versions."""
     overrides = [f"override-dependencies = {_list(_pins(requirements_export.overriding_pins(lock)))}"]
     held = "# Pinned: every version, also for a later uv add"
     lines = [
         *requirements_export.heading(lock, name, "uv"),
-        "# Save it as pyproject.toml in a folder of its own, then run there: uv sync",
+        "# Save this file as pyproject.toml in a new folder, then run there: uv sync",
         f"{held}; the overrides by override-dependencies." if lock.overrides else f"{held}.",
-        "# Not pinned: the sha256 of the files. uv.lock has those that your index names.",
+        "# Not pinned: the sha256 of the files. uv.lock gets the sha256 values that your index reports.",
         *requirements_export.left_out(lock),
         *_project_table(lock, name, computing(lock.versions)),
         "[tool.uv]",
@@ -41,18 +41,19 @@ def poetry_project(lock: Lock, name: str) -> str:
     kept = {package: version for package, version in computing(lock.versions).items() if package not in overrides}
     lines = [
         *requirements_export.heading(lock, name, "poetry"),
-        "# Save it as pyproject.toml in a folder of its own, then run there: poetry install",
+        "# Save this file as pyproject.toml in a new folder, then run there: poetry install",
         "# Pinned: the versions below.",
     ]
     if overrides:
         command = f"poetry run python -m pip install --no-deps {requirements_export.exact_pins(overrides)}"
         lines += [
             f"# Not pinned: {requirements_export.override_list(lock)}.",
-            "# Poetry cannot override what torch requires, and installs that. After each install, sync, add or update:",
+            "# Poetry cannot override the versions that torch requires, so it installs those.",
+            "# After each install, sync, add or update, run:",
             f"#   {command}",
         ]
     lines += [
-        "# Not pinned: the sha256 of the files. poetry.lock has those that your index names.",
+        "# Not pinned: the sha256 of the files. poetry.lock gets the sha256 values that your index reports.",
         *requirements_export.left_out(lock),
         *_project_table(lock, name, kept),
         "[tool.poetry]",
@@ -68,7 +69,8 @@ def conda_environment(lock: Lock, name: str) -> str:
         *requirements_export.heading(lock, name, "conda"),
         f"# PIP_NO_DEPS=1 {create}" if lock.overrides else f"# {create}",
         "# Pinned: the version and sha256 of every wheel, when the environment is created.",
-        "# Not pinned: the builds of Python and pip, and what conda installs later: its solver ignores pip's packages.",
+        "# Not pinned: the builds of Python and pip, and packages that conda installs later: its solver ignores the",
+        "# packages that pip installed.",
     ]
     if lock.overrides:
         lines += [

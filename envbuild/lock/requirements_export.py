@@ -1,7 +1,7 @@
 """Exports a lock as files for pip and uv, to install into a separate environment. Pure.
 
-Each file says in comments which pins hold and which the tool cannot hold. pip cannot override what an installed package
-requires, so an override holds with pip only if the metadata of torch require the overriding version.
+Comments in each file say which versions the tool keeps, and which it cannot keep. pip cannot override what an installed
+package requires, so it keeps an override only if torch's metadata requires the overriding version.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from envbuild.resolve.plan_resolver import computing
 
 _SPLIT = " \\\n    "
 SITE_PACKAGES = '"$(python -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')"'
-"""The folder of the active environment's packages, for a shell."""
+"""A word for the shell that expands to the site-packages folder of the active environment."""
 
 
 def requirements(lock: Lock, name: str) -> str:
-    """Every wheel by version and hash, except pip itself.
+    """A requirements.txt with every wheel by version and hash, except pip itself.
 
-    The list is complete, so no resolver is needed; it would reject an override because of torch's own pins.
+    The list is complete, so pip can skip its resolver, which would reject an override because of torch's own pins.
     """
     lines = [
         *heading(lock, name, "requirements"),
-        "# pip install --no-deps --require-hashes -r FILE    (uv pip install takes the same)",
+        "# pip install --no-deps --require-hashes -r FILE    (uv pip install takes the same options)",
         "# Pinned: every version and every file's sha256.",
         *_kept_by_metadata(lock),
         *left_out(lock),
@@ -33,10 +33,10 @@ def requirements(lock: Lock, name: str) -> str:
 
 
 def constraints(lock: Lock, name: str, *, metadata_changed: bool = False) -> str:
-    """Every version, to be kept while other packages are installed.
+    """A constraints file with every version, which pip then keeps while it installs other packages.
 
-    Overrides are left out, because pip refuses a constraint that contradicts the metadata of torch; with
-    `metadata_changed` they are included, because torch requires them in that environment.
+    Overrides are left out, because pip refuses a constraint that contradicts torch's metadata. With `metadata_changed`
+    they are included: the metadata in that environment requires them.
     """
     kept = {} if metadata_changed else {one.name: one.version for one in lock.overrides}
     lines = [*heading(lock, name, "constraints"), "# pip install -c FILE PACKAGE", "# Pinned: the versions below."]
@@ -46,7 +46,7 @@ def constraints(lock: Lock, name: str, *, metadata_changed: bool = False) -> str
             "# such a constraint. Without it, pip may install the version that torch requires. After each pip install:",
             f"#   pip install --no-deps {exact_pins(kept)}",
             *_kept_by_metadata(lock),
-            "# uv holds it, as `envbuild export uv` shows, or with a file of overrides:",
+            "# uv can keep the override: see `envbuild export uv`, or use a file with overrides:",
             "#   uv pip install -c FILE --override OVERRIDES PACKAGE",
         ]
     lines += left_out(lock)
@@ -101,14 +101,14 @@ def change_metadata(lock: Lock, site: str) -> str:
 
 
 def refuse_conflicts(lock: Lock, python: str) -> str:
-    """A shell command that ends its shell with 1 if an installed package still requires other versions than the
-    overrides. It ignores missing packages, because the export leaves out compiled extensions."""
+    """A shell command that exits with 1 if an installed package still requires other versions than the overrides. It
+    ignores missing packages, because the export leaves out compiled extensions."""
     conflicts = " ".join(f"-e ' has requirement {_any_spelling(one.name)}[^-_.a-z0-9]'" for one in lock.overrides)
     return f"if {python} -m pip check | grep -i {conflicts}; then exit 1; fi"
 
 
 def _any_spelling(name: str) -> str:
-    """A pattern of sed and grep for all spellings of a package's name, if sed and grep ignore case."""
+    """A pattern for sed and grep that matches all spellings of a package's name if case is ignored."""
     return re.sub(r"[-_.]+", r"[-_.]\\+", name)
 
 
@@ -126,7 +126,7 @@ def _kept_by_metadata(lock: Lock) -> list[str]:
     if not lock.overrides:
         return []
     return [
-        f"# torch's metadata do not require {exact_pins(overriding_pins(lock))}. So that a later pip install",
-        "# keeps it, change them once, in the active environment:",
+        f"# torch's metadata does not require {exact_pins(overriding_pins(lock))}. So that a later pip install",
+        "# keeps this version, change the metadata once, in the active environment:",
         f"#   {metadata_command(lock)}",
     ]

@@ -1,8 +1,8 @@
 """Refuses wheels that conflict with each other, and wheels that run code at every start of Python.
 
 When a lock is made, the paths that wheels install are read from the store, from the cache, or from the index by range
-requests. Without range requests nothing is downloaded, and the wheels are checked after their download. The index is
-not trusted: its data never replace a check of the downloaded file.
+requests. If the index does not support range requests, wheels are checked only after their download. The index is not
+trusted: every downloaded file is checked again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from envbuild.util.errors import Fault, LockError, ProfileError
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 _MOST = 20
-# The folders that Python's site reads; those called dist-packages are Debian's, also in a virtual environment.
+# The folders in which Python's module site looks for .pth files. Debian's Python also uses dist-packages, even in a
+# virtual environment.
 _SITES = re.compile(rf"(?:{SITE}|(?:local/)?lib/python3(?:\.[0-9]+)?/dist-packages)/(.+)")
 _HINT = "leave one of the packages out, or lock a different version of it"
 
@@ -50,9 +51,9 @@ def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) 
 def refuse_stored(
     locked: Iterable[LockedWheel], accepted: Collection[StartupFile] = (), built: Mapping[str, Path] | None = None
 ) -> None:
-    """Check locked wheels, all of which are in the store, and `built` wheels, by name.
+    """Check locked wheels, which must all be in the store. `built`: further wheels, compiled from source, by name.
 
-    `accepted`: files that may run code at Python's start. Raises LockError; HashMismatch for a file damaged in the
+    `accepted`: files that may run code when Python starts. Raises LockError; HashMismatch for a file damaged in the
     store.
     """
     files = {_name(w): sha256_file_store.wheel_store().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
@@ -133,9 +134,9 @@ def _is_namespace(clash: Clash) -> bool:
 
 
 def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[StartupFile]) -> Iterator[str]:
-    """Messages for files that run at Python's start and are not accepted. Every effective line of a `.pth` file counts,
-    because an added folder may contain a sitecustomize. Of the metadata only the entry points of torch.backends
-    count."""
+    """Messages for files that run code when Python starts or torch is imported, and are not accepted. Every effective
+    line of a `.pth` file counts, because a folder that it adds may contain a sitecustomize. Entry points count only if
+    they are of the group torch.backends."""
     known = {
         row.sha256
         for row in database.startup_files()

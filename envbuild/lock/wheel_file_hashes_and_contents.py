@@ -1,4 +1,4 @@
-"""Contents of wheels on this machine: the paths they install, the bytes of these files, and the wheels' own folders."""
+"""Reads wheels on this machine: the paths that they install, the bytes of these files, and the folders they own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from envbuild.util.errors import EnvbuildError, LockError, printable
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 LARGEST_TEXT = 1 << 20
-"""Bytes of a file that are read to be judged by its text."""
+"""How many bytes of a file are read to inspect its text."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
-# Namespaces shared by many wheels: the folder below belongs to the wheel.
+# Namespaces shared by many wheels: a wheel owns only its folder below them.
 _SHARED = frozenset({"nvidia", "google"})
 _BLOCK = 1 << 20
 
@@ -46,8 +46,8 @@ def listing(wheel: Path) -> Listing:
 
 
 def roots(wheel: Path) -> tuple[str, ...]:
-    """The wheel's own folders and modules below site-packages, such as ("torch", "torch-2.3.1.dist-info"): writing to
-    them changes the package. Raises the errors of `listing`."""
+    """The folders and modules below site-packages that belong to a wheel, such as ("torch", "torch-2.3.1.dist-info").
+    Writing to them changes the package. Raises the errors of `listing`."""
     site = f"{SITE}/"
     return tuple(sorted({_root(path.removeprefix(site)) for path in listing(wheel).files if path.startswith(site)}))
 
@@ -68,8 +68,8 @@ def read(wheel: Path, path: str) -> bytes:
 
 @thread_safe_cache
 def installed_sha256(wheel: Path, path: str) -> str:
-    """sha256 of the file that a wheel installs as `path`; for a generated script, of the name of the function that it
-    calls. Raises the errors of `listing`."""
+    """sha256 of the file that a wheel installs as `path`; for a generated script, the sha256 of the name of the
+    function that it calls. Raises the errors of `listing`."""
     with _opened(wheel, path) as stream:
         return _sha256(stream)
 
@@ -95,7 +95,7 @@ def _opened(wheel: Path, path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _readable(wheel: Path) -> Iterator[None]:
-    """Raises HashMismatch and LockError as `listing` does if the body cannot read the wheel."""
+    """A context in which errors of reading a wheel become HashMismatch or LockError, as `listing` raises them."""
     try:
         yield
     except BROKEN as error:
@@ -123,7 +123,7 @@ def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         names = [f"{wheel.name}=={wheel.version}" for wheel in held]
         found = dict(zip(names, pool.map(_hashes, held, held.values()), strict=True))
-    if lock.overrides:  # the image's METADATA is rewritten to require the override
+    if lock.overrides:  # the image's METADATA may differ: it is changed to require the override
         return {name: {p: h for p, h in files.items() if not _METADATA.fullmatch(p)} for name, files in found.items()}
     return found
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Found:
-    """The result of the search: two indexes, and whether each version passes.
+    """The result of a search: the indexes of two versions that were tried, and whether each of them passes.
 
-    If the outcomes differ, no version between the two could be tried. If they agree, the indexes are the two ends of
-    the list.
+    If the outcomes differ, no version between the two can be tried. If they agree, the two are the oldest and the
+    newest version that can be tried.
     """
 
     low: int
@@ -28,12 +28,13 @@ class Found:
 
     @property
     def passing(self) -> int | None:
-        """The oldest version known to pass."""
+        """The index of the oldest version known to pass; None if both fail."""
         return self.low if self.low_passes else self.high if self.high_passes else None
 
 
 def search_versions(count: int, passes: Callable[[int], bool | None]) -> Found | None:
-    """Try both ends; if they differ, bisect between them. Return None if no version could be tried.
+    """Try the first and the last of `count` versions; if their outcomes differ, bisect between them. Return None if no
+    version can be tried.
 
     `passes` returns None for a version that cannot be tried; the search then tries its neighbours. If the outcome
     changes once in the list, the search finds that change; if it changes several times, it finds one of the changes.
@@ -72,8 +73,8 @@ def most_tries(count: int) -> int:
 
 @dataclass(frozen=True)
 class Hunt:
-    """The parameters of a bisection: the pin to vary, what decides (a probe, or the file `script`), and the range of
-    versions to search, bounds included."""
+    """The parameters of a bisection: the pin to vary, the probe or the file `script` that decides, and the range of
+    versions to search, bounds included. `keep`: the images are not removed."""
 
     pin: str
     decides: str
@@ -89,7 +90,7 @@ class Hunt:
 
 @dataclass(frozen=True)
 class Try:
-    """The try of one version. `passed` is None if no image can be built with it."""
+    """The try of one version. `passed` is None if no image can be built with this version."""
 
     version: str
     passed: bool | None
@@ -110,7 +111,7 @@ class TryRow:
 
 @dataclass(frozen=True)
 class VersionChange:
-    """Two versions with different outcomes, and none between them that could be tried."""
+    """Two versions with different outcomes. No version between them can be tried."""
 
     before: str
     after: str

@@ -38,7 +38,8 @@ def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager
 
 
 def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
-    """Download everything an image is made of, except its extensions. Make the base first."""
+    """Make the base of an image from its stored packages, and download the wheels and archives of the image. Its
+    extensions are not included."""
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
         if locked.suite:
@@ -59,8 +60,9 @@ def fetch_base_image(lock: Lock, progress: Progress) -> None:
 
 
 def make_bases(lock: Lock, progress: Progress) -> None:
-    """Make the base of a lock, and the one with the packages of `apt:`, unless they exist. Only the packages of what
-    is made are downloaded. Raises AptUnavailable if no mirror has one any longer."""
+    """Make the tar of a lock's base, and the tar of the base with the packages of `apt:`, unless they exist. Only
+    packages of a tar that must be made are downloaded. Raises AptUnavailable if no mirror has such a package any
+    longer."""
     store = sha256_file_store.debs()
     with one_fetch_at_a_time(progress):
         for apt in (False, True) if lock.apt else (False,):
@@ -71,7 +73,7 @@ def make_bases(lock: Lock, progress: Progress) -> None:
 
 
 def fetch_compiler_and_sources(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
-    """Download what an extension is compiled with and from, as far as the image does not contain it."""
+    """Download the source of an extension, and the tools for compiling it that the image does not contain."""
     assert locked.builder and plan.extension_toolchain
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
@@ -90,5 +92,5 @@ def fetch_compiler_and_sources(plan: Plan, locked: Lock, one: LockedExtension, p
                 )
             except apt_resolution_and_download.AptUnavailable as gone:
                 again = f"envbuild lock {plan.cli_words} --upgrade base"
-                gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
+                gone.hint = f"set debian_snapshot in config.yaml, or lock newer versions: {again}"
                 raise

@@ -1,4 +1,4 @@
-"""Chooses the line to build, and finds what decides among them: options, settings, and the driver of this machine."""
+"""Chooses the CUDA line to build, by the options, the settings and the driver of this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
     base, label = found or (name if target.requirements else target.profile, None)
     lines = cuda_line_lookup.gpu_lines(base)
     if not lines and (line or driver):
-        raise UsageError(f"--line and --driver are for profiles of GPUs, and {name} names none")
+        raise UsageError(f"--line and --driver are only for profiles with GPUs, and {name} has none")
     if not lines:
         return LineChoice(GpuLine(name, CURRENT, None), "the profile has no GPUs")
     request = LineRequest(
@@ -71,5 +71,5 @@ def runs_here() -> bool:
 
 
 def in_ci() -> bool:
-    """Whether this is a CI job, by the variable that GitHub, GitLab and others set."""
+    """Whether this is a CI job, by the variable CI, which GitHub, GitLab and others set."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")

@@ -39,7 +39,7 @@ from envbuild.util.errors import CheckFailed, NotProved, printable, some
 from envbuild.util.json_output_types import Digest
 
 UNCONFINED = "no container"
-_MOST = 20  # names of files that are not locked, in a note
+_MOST = 20  # how many names of files that are not locked a note lists
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class ProvedEnvironment:
 def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[str, ...] = ()) -> ProvedEnvironment:
     """Compare an environment with the lock, run the self-test in it, and write evidence.
 
-    Raises CheckFailed if its files differ from the lock's or change during the self-test, or if the self-test fails;
-    NotProved if a required probe cannot run, or if driver and GPU cannot be measured.
+    Raises CheckFailed if its files differ from those of the lock or change during the self-test, or if the self-test
+    fails; NotProved if a required probe cannot run, or if driver and GPU cannot be measured.
     """
     keys_and_signatures.take_passphrase()
     context, runner = StepContext(listener), HostRunner(python)
@@ -142,7 +142,7 @@ def _require_no_script(loaded: LoadedProfile) -> None:
     if loaded.profile.selftest.script:
         raise NotProved(
             f"{loaded.name} cannot be proved outside a container: its self-test has a script of its own",
-            hint=f"in an image: envbuild test {loaded.known} --record",
+            hint=f"prove it in an image: envbuild test {loaded.known} --record",
         )
 
 
@@ -170,11 +170,11 @@ def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) 
 
 
 def _require_known_gpu(measured: MeasuredEnvironment) -> None:
-    """Raise NotProved if driver and GPUs cannot be measured: then a later change of them would not be noticed."""
+    """Raise NotProved if driver and GPUs cannot be measured, because a later change of them would not be noticed."""
     if measured.driver is None or not measured.gpus:
         raise NotProved(
             "the driver's version and the GPU models cannot be read from /proc/driver/nvidia",
-            hint="run it where the driver's files in /proc are visible, or test an image instead",
+            hint="run the command where the driver's files in /proc are visible, or test an image instead",
         )
 
 

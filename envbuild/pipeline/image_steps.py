@@ -39,8 +39,8 @@ _AS_WRITTEN = Options()
 
 
 def load_profile(name: str, options: Options = _AS_WRITTEN) -> StepResult[LoadedProfile]:
-    """Read the profile, with the changes that `options` make to it. Raises UsageError if they name GPUs for the
-    self-test, and the profile is tested on the CPU."""
+    """Read the profile, with the changes that `options` make to it. Raises UsageError if the options select GPUs for
+    the self-test of a profile that is tested on the CPU."""
     loaded = profile_reader_and_overrides.load(name, options.pins, options.requirements)
     if options.tolerant:
         loaded = loaded.accepting((item.id for item in database.advisories()), "only tried")
@@ -60,8 +60,8 @@ def resolve_profile(loaded: LoadedProfile) -> StepResult[Plan]:
 
 
 def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options) -> StepResult[Lock]:
-    """Return the lock that fits the plan: the existing one, or a new one, which is written unless pins are only tried.
-    Downloads its base packages."""
+    """Return the lock that matches the plan: the existing lock, or a new one, which is written unless this is a trial
+    of pins. Download the packages of its base."""
     before = lock_file.read(loaded.known_lock)
     if options.locked:
         after = lock_file.current(before, plan, loaded.lock_file)
@@ -83,8 +83,8 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
 
 
 def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool) -> Lock:
-    """Download the base packages and return the lock. `lock_again`: if no mirror has a package any longer, lock the
-    base again; otherwise raise AptUnavailable."""
+    """Download the base packages and return the lock. If no mirror has a package any longer, lock the base again with
+    `lock_again`, and raise AptUnavailable without it."""
     has_tar = debian_base_tar.tar_file(lock).is_file()  # then only the packages of `apt:` are needed
     if lock.suite is None or (has_tar and not lock.apt):  # without a suite, the base is an image
         return lock
@@ -106,7 +106,8 @@ def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool
 
 
 def render_dockerfile(loaded: LoadedProfile, lock: Lock, options: Options) -> StepResult[str]:
-    """Return the Dockerfile of the lock, and write it unless pins are only tried. Raises OutOfDate under --locked."""
+    """Return the Dockerfile of the lock, and write it unless this is a trial of pins. With --locked, raise OutOfDate if
+    the existing Dockerfile differs."""
     text = container_definition_export.standalone_dockerfile(lock, loaded.name)
     same = atomic_files.holds_text(loaded.dockerfile, text)
     if options.locked and loaded.dockerfile.is_file() and not same:
@@ -121,7 +122,7 @@ def render_dockerfile(loaded: LoadedProfile, lock: Lock, options: Options) -> St
 def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
     """Return the image of a recipe: an existing one, or a new one, which is audited before it gets its tag.
     `no_cache`: write its layers again."""
-    # First: `prune` removes images whose lock it does not know, also while this process works.
+    # This comes first, because `prune` may run at any time and removes images whose locks are not noted.
     lock_paths_of_built_images.note_lock(recipe.loaded.known_lock)
     lock = recipe.lock
     found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock)
@@ -160,7 +161,7 @@ def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> St
 
 
 def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple[BuiltWheel, ...]]:
-    """Return the wheels of the extensions compiled from source, those compiled before from the cache."""
+    """Return the wheels of the extensions: from the cache, or else compiled from source."""
     extensions = recipe.lock.extensions
     found = [extension_wheel_build.find_wheel(recipe.lock, one) for one in extensions]
     wheels = tuple(
@@ -204,8 +205,8 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
 
 
 def discard_build(context: StepContext, result: MakeResult, *, image: bool = True) -> None:
-    """Remove the build context, and the image built from it unless it existed before. Remove the image's build record
-    too: otherwise the next image would be reported as differing from it. `image`: False keeps image and record."""
+    """Remove the build context, and the image unless it existed before this build. Remove its build record too, so that
+    the next image is not reported as different from it. If `image` is False, image and record stay."""
     build_context_folders.discard(result.name)
     if not image:
         return

@@ -40,7 +40,8 @@ def compiled_wheels(loaded: LoadedProfile, lock: Lock) -> tuple[BuiltWheel, ...]
 def describe_image(
     context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel]
 ) -> StepResult[ImageDescription]:
-    """Describe the image of a lock, and download what its layers are written from. `wheels`: of its extensions."""
+    """Describe the image of a lock, and download the files from which its layers are written. `wheels`: the wheels of
+    its extensions."""
     files = {one.name: WheelOfLayer(one.path, one.sha256) for one in wheels}
     build_downloads.fetch_base_image(lock, context.progress)
     description = lock_image_lookup_and_recipe.describe_lock(lock, files)
@@ -54,8 +55,8 @@ def describe_image(
 def write_layers(
     context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel], *, again: bool = False
 ) -> StepResult[OciImage]:
-    """Download the parts of an image and learn digest and size of each layer. `again`: write each layer, though it may
-    be known; raises BuildError if one differs from the known one."""
+    """Download the parts of an image, and find the digest and size of each layer. Only layers that are not in the cache
+    are written. `again`: write all layers, and raise BuildError if one differs from the cached one."""
     description = describe_image(context, plan, lock, wheels).value
     learn = layer_blobs.write_layers_again if again else layer_blobs.learn_layers
     # Layers that two images share are written once.
@@ -66,7 +67,8 @@ def write_layers(
 
 @contextlib.contextmanager
 def intact_files(lock: Lock) -> Iterator[None]:
-    """Remove a stored file that was damaged, and name it, if the body finds that one was."""
+    """If the `with` body raises because a file is damaged, remove that file from its store, and raise an error that
+    names it."""
     try:
         yield
     except (HashMismatch, LockError):
@@ -75,8 +77,8 @@ def intact_files(lock: Lock) -> Iterator[None]:
 
 
 def load_layers(context: StepContext, recipe: Recipe, image: OciImage) -> StepResult[Image]:
-    """Load an image into the engine under the tag for images that are not audited. Only layers that the engine lacks
-    are sent."""
+    """Load an image into the engine under the tag for images that are not audited yet. Only layers that the engine
+    lacks are sent."""
     engine, lock, named = context.engine, recipe.lock, repository(recipe.name)
     disk_space_needs.require_platform(engine, lock)
     there = engine.find(handle_in(engine, image))

@@ -1,7 +1,7 @@
-"""`make` as a list of steps, whose values later steps receive; `build` and `test` use some of these steps.
+"""Runs `make` as a list of steps. Later steps receive the values of earlier steps; `build` and `test` use some of them.
 
-A step that needs the engine, the signing key or the notes receives the context.
-`partial` collects what is known so far; if a step raises, the error carries it.
+A step that needs the engine, the signing key or the notes receives the context. `partial` collects the values that are
+known so far; if a step raises an error, the error carries them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     # and this variable is removed from the environment, which child processes inherit.
     keys_and_signatures.take_passphrase()
     context = StepContext(listener, options.builder)
-    # Only one process at a time makes a profile. A requirements file changes its name.
+    # Only one process at a time makes a profile. A requirements file changes the profile's name.
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
         partial.update(name=loaded.name)  # the user may have typed a GPU or a path
@@ -98,7 +98,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         # for each GPU model: proved by earlier evidence, or why not
         proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
         partial.update(proofs=proofs)
-        if is_proved(proofs):  # the preflight asked this too, but may not have known this image
+        if is_proved(proofs):  # the preflight checked this too, but this image may not have existed then
             run = context.step("self-test", read_earlier_run, image, proofs)
             partial.update(run=run)
             context.step("evidence", show_earlier_evidence, proofs)
@@ -109,8 +109,8 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             order = SelfTestOrder(
                 loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
             )
-            test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
-            if not options.unproved:  # consent needs no check: it is asked for only if no proof is possible
+            test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds reasons to `partial` too
+            if not options.unproved:  # the user's consent is asked for only in the branch above
                 require_proved(partial.value)
 
         # without reasons, except in a trial, the image is proved on every GPU model
@@ -145,8 +145,8 @@ def render_and_build(
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
-    """Return what `make` would do. Fetches nothing and writes no file; it may start a container to
-    see whether the engine has a GPU."""
+    """Return what `make` would do. Downloads nothing and writes no file, but may start a container to see whether the
+    engine has a GPU."""
     context = StepContext(listener, options.builder)
     try:
         loaded = load_profile(name, options).value
@@ -229,7 +229,7 @@ def _require_own_build(loaded: LoadedProfile, lock: Lock, image: Image, referenc
         raise CheckFailed(
             f"{reference or image.id} was not built by this envbuild from the lock of {loaded.name}",
             hint=f"its self-test output could be forged; build it: envbuild build {loaded.known}, "
-            f"or only look: envbuild test {loaded.known}",
+            f"or test it without a record: envbuild test {loaded.known}",
         )
 
 
@@ -255,8 +255,8 @@ def cluster_script(
     *,
     brief: bool = False,
 ) -> str:
-    """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
-    locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
+    """Return the scripts that `test` would submit to a cluster. `brief`: as in Scheduled.script. If the image is not
+    built, zeros stand for its digest. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
     lock, found = _locked_and_image(context, loaded, reference)
@@ -266,12 +266,12 @@ def cluster_script(
     order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
     runner = select_runner(context, order, image, dry=True)
     if not isinstance(runner, Scheduled):
-        raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
+        raise UsageError("--dry-run shows the job of a cluster", hint="add --on slurm or --on kubernetes")
     scripts = [runner.script(job, brief=brief) for job in cluster_jobs(order, runner)]
     if len(scripts) == 1:
         return scripts[0]
-    what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
-    # For reading only: with two jobs it begins with a comment, and sbatch refuses that.
+    what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, if the first job has passed")
+    # The text is only for reading: with two jobs it begins with a comment, which sbatch refuses.
     remarks = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 
@@ -337,7 +337,7 @@ def require_no_failure(result: MakeResult) -> None:
     details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
     hints = details if named or len(failures) > 1 else []  # otherwise the message has the only detail
     if result.run.out_of_memory and result.memory_gb:
-        hints.append(f"its container may take {result.memory_gb:g} GB: selftest: memory_gb in the profile")
+        hints.append(f"its container is limited to {result.memory_gb:g} GB: selftest: memory_gb in the profile")
     raise CheckFailed(
         f"the self-test of {result.name} failed: {', '.join(named) or failures[0].detail}",
         hint="\n".join(hints) or None,
@@ -348,8 +348,8 @@ _SKIPPED = "skipped"  # id of the reason: a probe could not run
 
 
 def reasons_not_proved(result: MakeResult, *, trial: bool = False) -> tuple[Reason, ...]:
-    """Return why an image whose self-test did not fail is not verified: skipped probes; else the GPU models without
-    evidence, except in a `trial`, whose image gets no tag."""
+    """Return why an image whose self-test did not fail is not verified: skipped probes, or else GPU models without
+    evidence. The latter do not count in a `trial`, whose image gets no tag."""
     skipped = _skipped(result.run) if result.run else ()
     if skipped or trial:
         return skipped
@@ -358,7 +358,8 @@ def reasons_not_proved(result: MakeResult, *, trial: bool = False) -> tuple[Reas
 
 
 def _skipped(run: TestRun) -> tuple[Reason, ...]:
-    """Return a reason for each required probe that was skipped; for each skipped probe if none passed."""
+    """Return a reason for each required probe that was skipped; if there are none and no probe passed, a reason for
+    each skipped probe."""
     names = run.skipped_required or (() if run.passed else run.by_status("skipped"))
     why = {probe.probe: probe.reason for probe in run.results}
     reasons = tuple(Reason(_SKIPPED, f"{name}: {why[name]}") for name in names)
@@ -383,9 +384,9 @@ def require_proved(result: MakeResult) -> None:
 def exclusive_make_run(
     context: StepContext, name: str, requirements: Path | None = None
 ) -> Iterator[PartialResult[MakeResult]]:
-    """Lock the profile for this process, and yield what is known of the result so far, which an error carries.
-    `requirements`: a file that gives the profile another name. When the body ends, the steps and notes of the context
-    are added, so its value is read after the body; the durations of the steps are kept for later estimates."""
+    """Lock the profile for this process, and yield the partial result, which an error carries. `requirements`: a
+    requirements file, which changes the profile's name. At the end of the `with` body, the context's steps and notes
+    are added to the result, so read it only after that. The durations of the steps are kept for later estimates."""
     partial = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:
@@ -395,7 +396,7 @@ def exclusive_make_run(
         try:
             yield partial
         except EnvbuildError as error:
-            if not isinstance(error, Interrupted):  # an interruption ends at once, and leaves no file
+            if not isinstance(error, Interrupted):  # after an interruption, no file is written
                 _keep_durations(context, partial.value)
             raise
         _keep_durations(context, partial.value)
@@ -411,7 +412,8 @@ def _keep_durations(context: StepContext, result: MakeResult) -> None:
 def exclusive_run(
     context: StepContext, name: str, partial: Callable[[], object], requirements: Path | None = None
 ) -> Iterator[None]:
-    """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""
+    """Lock the profile for this process during the `with` body. An error of the body carries the partial result, which
+    `partial` returns."""
     with one_run_per_profile(profile_and_lock_name_lookup.meant(name, requirements).name, context.progress.say):
         try:
             yield

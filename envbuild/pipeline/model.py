@@ -97,7 +97,8 @@ class BuiltImage:
 
 @dataclass(frozen=True)
 class SelfTestOrder:
-    """A self-test to run. `versions` and `python`: those that it must find, by distribution and as in 3.11."""
+    """A self-test to run. `versions`: the version of each distribution that it must find; `python`: the release of
+    Python that it must find, such as 3.11."""
 
     loaded: LoadedProfile
     versions: Mapping[str, str]
@@ -126,10 +127,11 @@ class StepRow:
 
 @dataclass(frozen=True)
 class MakeDocument:
-    """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
+    """The document of `make`, `build` and `test --record`. `state`: `built` if evidence was not checked. `statement`:
     the file of the evidence that this run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
     those of the audit, if they refused the image. `reasons`: why the image is not proved, apart from failures. Their
-    ids are those of `make --dry-run`; `skipped`: a probe was skipped; `evidence`: a GPU model has none."""
+    ids are those of `make --dry-run`, `skipped` (a probe was skipped) and `evidence` (a GPU model has no current
+    evidence)."""
 
     profile: str
     state: MakeState
@@ -171,7 +173,7 @@ class MakeResult:
 
     @property
     def state(self) -> MakeState:
-        """built: without a look at evidence, as after `build`."""
+        """The state of the image; `built` if evidence was not checked, as after `build`."""
         if self.image is None or (self.run is not None and self.run.failures()):
             return "failed"
         if not self.proofs:

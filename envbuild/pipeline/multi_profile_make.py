@@ -1,5 +1,5 @@
-"""Runs `make` for several profiles. Each runs in envbuild processes of its own, so that a failure does not stop the
-others; all share BuildKit's cache. Progress comes from them as events (progress_events.py).
+"""Runs `make` for several profiles. Each profile has its own envbuild processes, so that its failure does not stop the
+others; all share BuildKit's cache. The processes report their progress as events (progress_events.py).
 
 Builds on the same base image run one at a time: each envbuild process holds a file lock (process_locks.py) while it
 builds. Audits run while the next profile is built. Self-tests wait until the CPU or the GPUs they need are free.
@@ -34,11 +34,11 @@ from envbuild.util.host_processes import LineListeners, Stop, run
 
 # CPUs that one self-test on the CPU keeps busy: level standard is 47 s of work and takes 35 s on two processors.
 _CPUS_EACH = 4 / 3
-# Memory that a machine reports less than its nominal size, in units of self-tests: a machine of 24 GiB reports 23.5,
-# and must still run three self-tests of 8 GiB.
+# The memory that the kernel keeps, in units of self-tests: a machine of 24 GiB reports 23.5 GiB, and must still run
+# three self-tests of 8 GiB.
 _KERNELS_SHARE = 0.1
-# Exit codes, most severe first: faults found in an image, then what could not be done here, then errors the user must
-# fix, and last images that are only unverified.
+# Exit codes, most severe first: an interruption, faults found in an image, failures of this machine or the network,
+# errors that the user must fix, and last images that are only unverified.
 _WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
 
 Show = Callable[[str, Event], None]
@@ -58,7 +58,7 @@ class BatchOptions:
     accept_old: tuple[str, ...] = ()
     line: str | None = None
     driver: str | None = None
-    every: bool = False  # the names are those of all profiles, so that each stands for itself
+    every: bool = False  # all profiles are made, so that no name may select a different line
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def _document(text: str) -> dict[str, Any] | None:
 
 
 class _ProfileEvents:
-    """Shows the events of a profile's two processes. Each step is shown once: the second process repeats the steps that
-    are up to date."""
+    """Shows the events of a profile's two processes. The second process repeats steps of the first, so each step is
+    shown only once."""
 
     def __init__(self, name: str, show: Show) -> None:
         self._name, self._show = name, show
@@ -268,8 +268,8 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
 
 def _check_machine(engine: Engine, loaded: LoadedProfile, wanted: BatchOptions, reason: str, show: Show) -> bool:
     """Show the preflight of a profile, and return whether its self-test may run. Raises NotProved if no proof is
-    possible here and that is not allowed. What is wrong with the profile or its lock is reported by its own
-    process."""
+    possible here, unless the options allow that. Errors of the profile or its lock are not raised here, because the
+    profile's own process reports them."""
     options = Options(
         wanted.locked,
         wanted.no_cache,

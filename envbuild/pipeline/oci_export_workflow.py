@@ -22,7 +22,7 @@ from envbuild.util.json_output_types import Digest
 
 @dataclass(frozen=True)
 class ExportedImage:
-    """An exported image, and the document of `export oci`. `digest`: of the manifest; `target`: the folder or file."""
+    """An exported image, and the document of `export oci`. `digest`: the manifest's; `target`: the folder or file."""
 
     profile: str
     lock: Digest

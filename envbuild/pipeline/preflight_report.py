@@ -1,4 +1,4 @@
-"""What `make` would do with a profile on this machine, before anything is fetched. Pure."""
+"""Describes what `make` would do with a profile on this machine, before anything is downloaded. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from envbuild.util.untrusted_input_errors import Reason
 
 SELECTED = "selected-gpus"  # id of the reason: --gpus does not fit the profile or the machine
 Provability = Literal["proved", "possible", "elsewhere", "impossible"]
-"""proved: by earlier evidence; elsewhere: on a node of the cluster, whose GPUs are unknown here."""
+"""proved: earlier evidence proves the image; possible: a self-test on this machine can prove it; elsewhere: perhaps on
+a node of the cluster, whose GPUs are unknown here."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class ProofMachine:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The document of `make --dry-run`. `line_reason`: what decided about the line. `gpus`: the models that the profile
-    is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `found_gpus`,
-    `driver`: those of the machine that runs the self-test, as far as they are known. `lock_current`: the lock fits
-    the profile, so that the bytes are exact. `expected_from`: the profile whose earlier run on this machine gives
-    the minutes."""
+    """The document of `make --dry-run`. `line_reason`: why this CUDA line was chosen. `gpus`: the models that the
+    profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `found_gpus`,
+    `driver`: those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock
+    matches the profile; if not, the bytes are estimated from the outdated lock. `expected_from`: the profile whose
+    earlier run on this machine is the basis of `expected_minutes`."""
 
     profile: str
     line_reason: str
@@ -62,8 +63,9 @@ class Preflight:
 def judge_proof(
     gpus: Sequence[str], count: int, machine: ProofMachine, refusal: str | None, proved: bool
 ) -> tuple[Provability, tuple[Reason, ...]]:
-    """Judge whether a self-test on the machine can prove a profile for `gpus`, `count` of them together. `refusal`: why
-    the profile does not work with the machine's driver. Returns the reasons too."""
+    """Judge whether a self-test on the machine can prove a profile for `gpus`, `count` of them together, and return the
+    reasons too. `refusal`: why the profile does not work with the machine's driver; `proved`: whether earlier evidence
+    proves the image."""
     if proved:
         return "proved", ()
     if machine.runner != "local":
@@ -87,12 +89,12 @@ def judge_proof(
         return "impossible", tuple(reasons)
     enough = [gpu for gpu in gpus if there.get(gpu, count) >= count]
     others = [gpu for gpu in gpus if gpu not in enough]
-    only = f"only for {', '.join(enough)}; not for {', '.join(others)}: that takes another machine"
+    only = f"only for {', '.join(enough)}; for {', '.join(others)}, use another machine"
     return "possible", (Reason("gpu", only),) if others else ()
 
 
 def _count(gpu: str, names: Sequence[str]) -> int:
-    """Count the GPUs for which evidence for `gpu` is valid too (same family)."""
+    """Count the GPUs in `names` that are of the same family as `gpu`: their evidence is valid for `gpu` too."""
     family = {one.id for one in database.family(database.gpus()[gpu])}
     models = (database.gpu_by_name(name) for name in names)
     return sum(model is not None and model.id in family for model in models)

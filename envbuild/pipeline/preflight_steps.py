@@ -37,11 +37,13 @@ Agree = Callable[[str], bool]
 def run_preflight(
     context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options, agree: Agree
 ) -> StepResult[Preflight]:
-    """Look at the machine and show what `make` will do. Raises NotProved if no proof is possible here, unless the
-    options allow that or the user agrees, who is not asked if `--gpus` names too few GPUs or one that this machine
-    lacks; EngineError if no engine responds: nothing can be built then; FileError or UsageError if evidence cannot be
-    signed with the configured key. With `--locked`, a missing or stale lock is left to the next step, whose error names
-    it."""
+    """Look at the machine and show what `make` will do.
+
+    Raises NotProved if no proof is possible here, unless the options allow that or the user agrees. The user is not
+    asked if `--gpus` names too few GPUs, or a GPU that this machine lacks. Raises EngineError if no engine responds,
+    because nothing can be built then. Raises FileError or UsageError if the configured key cannot sign evidence. With
+    `--locked`, a missing or stale lock is not an error here: the next step reports it.
+    """
     engine = connect(context)
     found = examine(engine, loaded, plan, options)
     if not options.unproved and any(reason.id == SELECTED for reason in found.reasons):
@@ -51,7 +53,7 @@ def run_preflight(
     if isinstance(engine, EngineError):
         raise engine
     lines = list(preflight_report.preflight_lines(found))
-    if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # there, the parent has shown them
+    if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # the parent process has shown them
         for line in lines:
             context.progress.say(line)
     if found.proof == "impossible" and not options.unproved and not agree(_question(found)):
@@ -79,7 +81,7 @@ _ANYWAY = "prove it on a machine that can, or build without a proof: --allow-unp
 
 
 def _other_line(loaded: LoadedProfile, found: Preflight) -> list[str]:
-    """The line that supports the driver, or the drivers needed, if the driver is a reason."""
+    """If the driver is a reason, a hint with the line that supports it, or with the drivers needed; otherwise empty."""
     lines = cuda_line_lookup.lines_for(loaded)
     own = next((one for one in lines if one.profile == loaded.name), None)
     if own is None or found.driver is None or own.refusal(found.driver) is None:
@@ -96,9 +98,8 @@ def connect(context: StepContext) -> Engine | EngineError:
 
 
 def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, options: Options) -> Preflight:
-    """The preflight of a profile. If no engine answers, the image is treated as
-    not built, and it cannot be proved on this machine. Raises
-    UsageError if --gpus is used with a cluster."""
+    """The preflight of a profile. If no engine answers, the image counts as not built, and cannot be proved on this
+    machine. Raises UsageError if --gpus is used with a cluster."""
     profile, lock = loaded.profile, lock_file.read(loaded.known_lock)
     current = lock is not None and not lock.stale(plan)
     proved = built = False
@@ -137,7 +138,7 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
 
 
 def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -> ProofMachine:
-    """The machine that runs the self-test."""
+    """Describe the machine that will run the self-test."""
     runner = settings.setting("on") or "local"
     if runner != "local":
         runner_selection.refuse_selected_gpus(runner, options.request)
@@ -167,7 +168,7 @@ def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -
 def _missing_gpus(
     present: Sequence[GpuReading], usable: Sequence[GpuReading], whole: Sequence[GpuReading], selected: Sequence[str]
 ) -> Reason | None:
-    """Why the machine's GPUs cannot be used, though it has some: --gpus names others, or they are all cut into MIG
+    """Why the GPUs that the machine has cannot be used: --gpus names others, or all of them are split into MIG
     slices."""
     unknown = [name for name in selected if not any(name in (str(gpu.index), gpu.uuid) for gpu in usable)]
     if present and unknown:
@@ -175,7 +176,9 @@ def _missing_gpus(
         return Reason(SELECTED, f"--gpus names {', '.join(unknown)}, and this machine has the GPUs {indices}")
     if usable and not whole:
         sliced = ", ".join(str(gpu.index) for gpu in usable)
-        return Reason("mig", f"the profile needs whole GPUs, and MIG is on for GPU {sliced}: nvidia-smi -mig 0")
+        return Reason(
+            "mig", f"the profile needs whole GPUs, but MIG is on for GPU {sliced}; to turn it off: nvidia-smi -mig 0"
+        )
     return None
 
 

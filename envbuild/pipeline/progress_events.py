@@ -1,4 +1,4 @@
-"""What a running workflow reports: events, which the console shows, and their form between two processes.
+"""The events that a running workflow reports: their types, and their form between two processes.
 
 `make A B C` runs each profile in processes of its own. Such a process shows nothing: it writes its events to the file
 descriptor whose number it finds in the environment variable ENVBUILD_EVENTS, a pipe to the process that started it
@@ -12,8 +12,8 @@ keys are the fields of the class of that kind in this module:
     {"step": {"name": "build", "seconds": 3.2, "cached": false, "note": "..."}, "event": "step-ended"}
     {"event": "step-aborted"}
 
-An activity is not written, because several profiles have no place to show it. Texts may contain anything that others
-wrote, such as escape sequences: whatever shows them makes them printable.
+An activity is not written, because the console has no place for the activities of several profiles. Texts may contain
+output of other programs, such as escape sequences: the code that shows a text must make it printable.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class StepAborted:
 
 @dataclass(frozen=True)
 class OutputLine:
-    """A line that a profile's process wrote to stderr, such as a line of a traceback. No workflow reports it: it comes
-    from the process that reads that output."""
+    """A line that a profile's process wrote to stderr, such as a line of a traceback. Workflows do not report this
+    event: the process that reads the output creates it."""
 
     text: str
     event: Literal["output-line"] = "output-line"
@@ -121,7 +121,7 @@ class Progress:
         self.listener(Note(text))
 
     def probe(self, report: tuple[str, ...] | ProbeResult) -> None:
-        """`report`: the names of the probes that will run, or the result of one."""
+        """Report the names of the probes that will run, or the result of one probe."""
         self.listener(ProbeEnded(report) if isinstance(report, ProbeResult) else ProbesPlanned(report))
 
     def end(self, step: Step) -> None:
@@ -141,7 +141,7 @@ def parse_event(line: str) -> Event:
 
 
 def listener_of_parent() -> Listener | None:
-    """Return a listener that writes events to the process that started this one; None if it did not ask for events."""
+    """Return a listener that writes events to the parent process; None if the parent did not request events."""
     number = os.environ.pop(host_processes.EVENTS, "")
     if not number.isdecimal():
         return None

@@ -57,15 +57,15 @@ from envbuild.util.json_output_types import Digest
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 _NO_SIGNER = f"""\
-envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
+create a key: envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
 --unsigned publishes without a signature: `envbuild verify` and `envbuild load` refuse such an image"""
 
 
 @dataclass(frozen=True)
 class Pushed:
     """The result of `push` and `save`, and its document; a field keeps its default until the step that gives its value
-    has ended. `repository`: for `push`; `file`: for `save`. `digest`: of the manifest. `statements`: their number.
-    `key`: the fingerprint of the signing key, None without a key."""
+    has ended. `repository`: the target of `push`; `file`: the target of `save`. `digest`: that of the manifest.
+    `statements`: the number of statements. `key`: the fingerprint of the signing key, None without a key."""
 
     profile: str
     key: str | None
@@ -84,11 +84,11 @@ class Pushed:
 
 
 def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
-    """Push a verified image with its evidence to a registry; set the tags last. A repeated run does only what remains.
+    """Push a verified image with its evidence to a registry; set the tags last. A repeated run skips finished parts.
 
     `zstd`: compress the layers with zstd, unless the registry has the image already. Raises UsageError without a
     signing key unless `unsigned` allows it, NotProved if evidence is missing, NetworkError, and CheckFailed if the
-    registry has something else.
+    registry has a different image after the push.
     """
     reference = registry_push.parse_repository(target)
     context = StepContext(listener)
@@ -175,9 +175,9 @@ def _write_image(
 
 
 def _require_proved(image: OciImage, proved: _ProvedImage) -> None:
-    """Raise BuildError if the lock gives another image than the proved one."""
+    """Raise BuildError if the lock now gives a different image than the proved one."""
     if image.id != proved.record.image:
-        text = f"the lock gives {image.id[:19]} now; {proved.record.image[:19]} is proved"
+        text = f"the lock now gives the image {image.id[:19]}, but {proved.record.image[:19]} is proved"
         raise BuildError(text, hint=f"run: envbuild make {proved.loaded.known}")
 
 
@@ -207,7 +207,7 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
 
 @dataclass(frozen=True)
 class _ProvedImage:
-    """An image with evidence for every GPU model of its profile. `record`: of its build."""
+    """An image with evidence for every GPU model of its profile. `record`: its build record."""
 
     loaded: LoadedProfile
     plan: Plan
@@ -217,8 +217,9 @@ class _ProvedImage:
 
 
 def _proved(context: StepContext, name: str) -> _ProvedImage:
-    """Return an image that was built from the profile's current lock and is verified for every GPU model; of several,
-    one whose parts are still at hand. Raises BuildError without an image, NotProved if none is verified."""
+    """Return an image that was built from the profile's current lock and is verified for every GPU model. Prefers an
+    image whose parts are still on this machine. Raises BuildError if no image was built, NotProved if none is
+    verified."""
     loaded = context.step("load profile", load_profile, name)
     plan = context.step("resolve", resolve_profile, loaded)
     lock = lock_file.current_lock(loaded, plan)

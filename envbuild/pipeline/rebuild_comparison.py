@@ -1,4 +1,4 @@
-"""`verify --rebuild`: makes the image again from the lock named in its evidence, and compares it layer by layer."""
+"""`verify --rebuild`: makes an image again from the lock in its evidence, and compares the two layer by layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = "the registry's image", "what the lock gives"
 
 
 def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
-    """Return why the image made again differs from the verified image; an empty list if it is the same.
+    """Make the image again, and return why the result differs from the verified image; an empty list if it does not.
 
     The layers are written again, without an engine; only an engine can compile extensions. Raises what a build raises.
     Nothing of the rebuild remains, whatever the result.
@@ -54,7 +54,7 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
 
 
 def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -> Recipe:
-    """What the signed lock says to make, under a separate name."""
+    """The recipe for the image of the signed lock, under a separate name."""
     loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
     plan = plan_resolver.resolve(loaded)
     lock = fetch_base(context, plan, build.lock, lock_again=False)
@@ -94,7 +94,7 @@ def _stored(described: DescribedLayer, diff_id: str) -> Iterator[engine_image_to
 def _count_objection(config: Config, count: int) -> Reason | None:
     if len(config.layers) == count:
         return None
-    return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
+    return Reason("rebuild", f"the image has {some(len(config.layers), 'layer')}, the lock gives {count}")
 
 
 def _configuration_objection(config: Config, given: Config) -> Reason | None:

@@ -21,7 +21,7 @@ from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import settings
 from envbuild.util.errors import NetworkError, UsageError
 
-# The setting in which a site names a GPU model as its scheduler knows it.
+# The setting that gives the scheduler's name of a GPU model.
 _CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
 
 
@@ -34,7 +34,7 @@ def runner(
     dry: bool = False,
     validate: Callable[[Runner], None] = lambda runner: None,
 ) -> Runner:
-    """Return the runner: the requested one, else the site's (setting `on`), else the engine's own; one of RUNNERS.
+    """Return the runner that is requested, otherwise that of the setting `on`, otherwise that of the local engine.
 
     Pushes the image if the runner pulls it from a registry. With `dry` nothing is pushed: only the script is shown,
     with a digest of zeros if the registry lacks the image, and `on_line` receives a message about that. `validate`
@@ -105,7 +105,8 @@ def _pushed_reference(registry: str | None, engine: Engine, image: Image, on_lin
 def _reference_without_push(
     registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]
 ) -> str | None:
-    """Return the same name without pushing: with the image's digest if the registry has it, else with zeros."""
+    """Return the name that `_pushed_reference` would return, without pushing. If the registry lacks the image, zeros
+    stand for its digest."""
     if not registry:
         return None
     place = _repository(registry)

@@ -34,8 +34,8 @@ from envbuild.util.errors import EngineError, EnvbuildError
 
 @dataclass(frozen=True)
 class WrittenEvidence:
-    """The statement's file, the proofs of the image that follow from it and from earlier evidence, and the file of the
-    signed statement, if a key is set."""
+    """The file of a statement, the proofs that follow from it and from earlier evidence, and the file of the signed
+    statement, if a key is set."""
 
     statement: Path
     proofs: tuple[Proof, ...]
@@ -82,7 +82,7 @@ def job_for(order: SelfTestOrder, runner: Runner, nodes: int = 1) -> Job:
 
 
 def test_on_one_node(progress: Progress, order: SelfTestOrder, runner: Runner) -> StepResult[TestRun]:
-    """Run the self-test on one node. Without an image it runs unconfined."""
+    """Run the self-test on one node. A runner without an image runs it outside a container."""
     job = job_for(order, runner)
     run = output_judge.judge_output(runner.run(job, _watch(progress, job)), job.nonce, job.require)
     if not runs_in_container(runner):
@@ -187,11 +187,11 @@ def tag_verified(context: StepContext, loaded: LoadedProfile, image: Image) -> S
 def withdraw_verified(
     context: StepContext, loaded: LoadedProfile, image: Image, tags: Sequence[str]
 ) -> tuple[str, ...]:
-    """Remove the tag `verified` from an image whose latest self-test failed, if it has that tag. Return those of its
-    `tags` that remain."""
+    """Remove the tag `verified` from an image whose latest self-test did not pass, if it has that tag. Return those of
+    its `tags` that remain."""
     tag = f"{repository(loaded.name)}:{VERIFIED}"
     if context.engine.tags(repository(loaded.name)).get(VERIFIED) != image.handle:
         return tuple(tags)
     context.engine.remove(tag)
-    context.progress.say(f"{tag} is withdrawn: its image failed the self-test")
+    context.progress.say(f"{tag} is withdrawn: its image did not pass the self-test")
     return tuple(one for one in tags if one != tag)

@@ -1,4 +1,4 @@
-"""What the steps of one workflow share: progress, engine and signing key. It times the steps and keeps the notes."""
+"""The context that the steps of one workflow share: progress, engine, signing key, durations of steps, and notes."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class StepContext:
 
 
 class PartialResult(Generic[R]):
-    """What is known of a workflow's result so far: a frozen dataclass whose fields the functions of the workflow
-    replace, one after the other. No step receives it."""
+    """A workflow's result as far as it is known: the frozen dataclass `value`. The functions of the workflow replace
+    its fields one after the other; steps do not receive it."""
 
     def __init__(self, value: R) -> None:
         self.value = value

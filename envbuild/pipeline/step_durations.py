@@ -20,8 +20,8 @@ _FOLDER = "durations"
 
 @dataclass(frozen=True)
 class StepDurations:
-    """The seconds that the steps of a profile took, each in the last run in which it had something to do. `size`: the
-    bytes that the build needed."""
+    """The seconds that each step of a profile took when it last had something to do. `size`: the bytes that the build
+    needed."""
 
     profile: str
     size: int
@@ -31,7 +31,7 @@ class StepDurations:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`profile`: the one whose run the minutes are from."""
+    """An estimated duration. `profile`: the profile whose earlier run is the basis."""
 
     minutes: float
     profile: str
@@ -41,8 +41,8 @@ _FILE: TypeAdapter[StepDurations] = TypeAdapter(StepDurations)
 
 
 def keep_durations(profile: str, size: int, steps: Sequence[Step]) -> None:
-    """Write the durations of the steps that had something to do. Write errors are ignored: only
-    estimates depend on the file."""
+    """Write the durations of the steps that had something to do. Write errors are ignored, because only estimates
+    depend on the file."""
     took = {s.name: round(s.seconds, 1) for s in steps if not s.cached and s.name in BUILD_STEPS | TEST_STEPS}
     if not took:
         return
@@ -63,9 +63,9 @@ def read_durations() -> list[StepDurations]:
 
 
 def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Collection[str]) -> Estimate | None:
-    """Estimate the minutes of `steps` for a build of `size` bytes: from the profile's own run, else from the latest run
-    of another profile that had a build, in proportion to its size. None without a run that had the build and the
-    self-test, as far as they are among the steps, and if neither is. Pure."""
+    """Estimate the minutes of `steps` for a build of `size` bytes. The basis is the profile's own run, otherwise the
+    latest run of another profile that had a build, whose build steps are scaled by size. None if `steps` has neither
+    the build nor the self-test, or if the basis lacks one of these that `steps` has. Pure."""
     own = next((one for one in runs if one.profile == profile), None)
     others = (one for one in runs if one.size and "build" in one.seconds)
     best = own or next(others, None)

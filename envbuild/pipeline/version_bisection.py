@@ -25,7 +25,7 @@ from envbuild.util.errors import CheckFailed, NotProved, ProfileError, UsageErro
 
 
 def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
-    """Build and test trial images of one version after the other until the version where the outcome changes is found.
+    """Build and test a trial image of one version after the other, until the change of the outcome is found.
 
     Changes no file of the project, moves no tag, writes no evidence. Raises NotProved if the probe cannot run here.
     """
@@ -71,7 +71,7 @@ def _find_versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[tupl
     return StepResult(tuple(found), note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
 
 
-_IDENTITY = "env.identity"  # on a GPU model that is not the profile's, an outcome would mean nothing
+_IDENTITY = "env.identity"  # detects a GPU model that is not the profile's, on which an outcome would mean nothing
 
 
 def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) -> StepResult[Try]:
@@ -129,8 +129,8 @@ def _show_try(listener: Listener, version: str, event: Event) -> None:
 def releases_between(
     name: str, python: str, glibc: str, oldest: str | None = None, newest: str | None = None
 ) -> list[str]:
-    """Return the releases that have a compatible wheel, oldest first, bounds included; pre-releases only if there are
-    no others.
+    """Return the releases from `oldest` to `newest`, both included, that have a compatible wheel, oldest first.
+    Pre-releases are included only if there are no others.
 
     Asks repeatedly for the newest release below the previous one, so that the result is what a lock would select, from
     the same indexes. Raises NetworkError if an index does not respond.

@@ -1,7 +1,7 @@
 """The section of a profile that describes an extension compiled from source.
 
-All differences between apex, flash-attn or a project's own extension are data, including how a source takes its flags:
-as environment variables, or as pip's --config-settings if an older commit reads no variables.
+Extensions such as apex, flash-attn or a project's own differ only in these values, never in code. A build reads its
+flags from environment variables, or from pip's --config-settings, for example in older commits that read no variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from envbuild.profile.value_types import Model, PackageSpec, SourceArchive, Text, VariableName, shaped
 from envbuild.util import url_redaction
 
-# The tools of every extension's build, for setuptools and torch's cpp_extension; build.requires adds others.
+# Installed for the build of every extension, because setuptools and torch's cpp_extension use them. `build.requires`
+# adds further packages.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
 
 ExtensionName = Annotated[
@@ -43,20 +44,21 @@ Setting = Annotated[
     ),
 ]
 
-# Changing these would produce another wheel than the cache key describes, or one for other GPUs than the profile's.
+# Variables that a profile must not set for a build: the wheel would no longer match its cache key, or would be compiled
+# for GPUs that the profile does not list.
 _OURS = frozenset(
     {"CUDA_HOME", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "MAX_JOBS", "PATH", "PYTHONHASHSEED", "PYTHONHOME",
      "PYTHONPATH", "SOURCE_DATE_EPOCH", "TMPDIR", "TORCH_CUDA_ARCH_LIST", "VIRTUAL_ENV"}
 )  # fmt: skip
 
 
-# Short names with a fixed meaning in `show` and reports.
+# Names that `show` and reports use for other things than extensions.
 _TAKEN = frozenset({"cublas", "cuda", "cudnn", "nccl", "python", "torch"})
 
 
 def _reason(value: object) -> object:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError('give the reason in words: none: "why this profile does without it"')
+        raise ValueError('give the reason as text, for example none: "why the profile leaves this extension out"')
     return value
 
 
@@ -64,13 +66,17 @@ class Build(Model):
     """How an extension is built, and what its build needs in addition to torch."""
 
     env: dict[VariableName, Text] = Field(
-        default_factory=dict, description="variables of the build; each must occur in the files that control it"
+        default_factory=dict,
+        description="environment variables of the build; each name must occur in a build file of the source",
     )
     settings: tuple[Setting, ...] = Field(
         (), strict=False, max_length=50, description="pip's --config-settings, as in --build-option=--cpp_ext"
     )
     requires: tuple[PackageSpec, ...] = Field(
-        (), strict=False, max_length=50, description=f"in addition to torch, {', '.join(BUILD_TOOLS)}; not in the image"
+        (),
+        strict=False,
+        max_length=50,
+        description=f"packages for the build, in addition to torch, {', '.join(BUILD_TOOLS)}; not in the image",
     )
 
     @field_validator("env")
@@ -83,13 +89,15 @@ class Build(Model):
 
 
 class Extension(Model):
-    """One extension: from a git commit or an sdist, or `none`, with the reason why it is left out."""
+    """One extension, built from a git commit or an sdist; or left out, with the reason in `none`."""
 
     name: ExtensionName = Field(description="name of the distribution")
-    git: GitAddress | None = Field(None, description="URL of the repository; the setting git_mirror comes first")
-    commit: Commit | None = Field(None, description="in full, 40 hex digits")
+    git: GitAddress | None = Field(
+        None, description="URL of the repository; the setting git_mirror, if set, replaces it"
+    )
+    commit: Commit | None = Field(None, description="commit in full, 40 hex digits")
     submodules: Literal["omit"] | None = Field(
-        None, description="omit: download no submodules; required if the commit has any"
+        None, description="omit: build without the git submodules; required if the commit has submodules"
     )
     sdist: SourceArchive | None = Field(None, description="source as a tar, instead of git")
     build: Build = Field(Build(), description="how it is built")
@@ -97,7 +105,7 @@ class Extension(Model):
         (), strict=False, max_length=200, description="compiled modules that the wheel must contain"
     )
     none: Annotated[Text | None, BeforeValidator(_reason)] = Field(
-        None, description="instead of a source: why this profile does without it"
+        None, description="instead of a source: the reason why this profile leaves the extension out"
     )
 
     @field_validator("name")
@@ -114,7 +122,8 @@ class Extension(Model):
         besides = sorted(self.model_fields_set - {"name", "none"})
         if self.none is not None and besides:
             raise ValueError(
-                f"none leaves the extension out, and {', '.join(besides)} describe it: remove one of the two"
+                f"none leaves the extension out, but {', '.join(besides)} describe how to build it: remove none or "
+                "these keys"
             )
         if (self.git is None) != (self.commit is None):
             raise ValueError("git and commit (40 hex digits) go together")
@@ -126,5 +135,5 @@ class Extension(Model):
 
     @property
     def source(self) -> str | None:
-        """The id of its source: a commit, or an sdist's sha256; None if the extension is left out."""
+        """The id of the extension's source: a commit, or an sdist's sha256; None if the extension is left out."""
         return self.commit or (self.sdist.sha256 if self.sdist else None)

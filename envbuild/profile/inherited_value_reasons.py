@@ -1,4 +1,5 @@
-"""The reasons that a profile states under `why`, and which of them still hold in a profile that extends it. Pure."""
+"""The reasons that a profile states under `why`. A profile that extends another one inherits a reason only if it keeps
+the value that the reason explains."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from envbuild.util.yaml_and_project_paths import Document
 KEYS = frozenset(
     ("base", "cuda", "driver", "features", "gpu_count", "gpus", "platform", "python", "toolchain", "torch", "variant")
 )
-"""The top-level keys that can have a reason. Packages, libraries and variables have theirs by their own names."""
+"""The top-level keys that can have a reason. The reason for a package, library or variable is listed under its name."""
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def without_outdated(parent: Document, merged: Document, own: Container[object]) -> Document:
-    """Return `merged` without the reasons of `parent` whose values changed: a reason explains one value. `own`: the
-    names whose reasons come from the changing document itself; they are kept."""
+    """Return `merged` without the reasons from `parent` whose value differs in `merged`, because a reason explains one
+    value. `own`: names with a reason in the document that was merged onto `parent`; these reasons are kept."""
     reasons = parent.data.get("why")
     if not isinstance(reasons, dict) or not isinstance(merged.data.get("why"), dict):
         return merged
@@ -34,7 +35,7 @@ def without_outdated(parent: Document, merged: Document, own: Container[object])
 
 
 def named_values(data: Mapping[str, Any], name: str) -> list[object]:
-    """The values that a reason for `name` explains, as the profile's file has them; empty if it sets none."""
+    """The values in a profile's data that a reason for `name` explains; empty if the profile sets no such value."""
     return list(_named_values(data, name))
 
 
@@ -58,6 +59,6 @@ def _named_values(data: Mapping[str, Any], name: str) -> Iterator[object]:
 
 
 def _distribution(requirement: str) -> str:
-    """The normalised name in a requirement, which may be invalid; empty without one."""
+    """The normalised name at the start of a requirement, which may be invalid; empty if it starts with no name."""
     match = _PACKAGE.match(requirement.strip())
     return str(canonicalize_name(match[0])) if match else ""

@@ -13,13 +13,14 @@ from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.yaml_and_project_paths import Document
 
 PIN = "--pin"
-"""The name of the file in messages about a profile that the option --pin changed."""
+"""Messages name this instead of a file for a value that the option --pin set."""
 
 
 @dataclass(frozen=True)
 class LoadedProfile:
-    """A profile's name, the file it was read from, and where each of its values stands. `plain`: as it is without what
-    --pin asks for, where that asks. `notes`: lines of a requirements file that are left out, each with the reason."""
+    """A profile with its name and file. `document`: its values, each with file and line. `plain`: the profile without
+    the versions from --pin; None if that option is not used. `notes`: lines of a requirements file that are left out,
+    each with the reason."""
 
     name: str
     file: Path
@@ -36,13 +37,13 @@ class LoadedProfile:
 
     @property
     def known(self) -> str:
-        """The name after locking: a lock with a project's requirements has its own name, which every command
-        accepts."""
+        """The words by which commands find the profile once it is locked. With a requirements file, this is the name of
+        the lock; otherwise `cli_words`."""
         return self.name if self.meant and self.meant.requirements else self.cli_words
 
     @property
     def unpinned(self) -> LoadedProfile:
-        """The same profile without the versions from --pin; if there are none, without the profile's own pins."""
+        """A copy of the profile without the versions from --pin; if --pin is not used, without its own `pins`."""
         return replace(self, profile=self.plain or self.profile.model_copy(update={"pins": {}}))
 
     @property
@@ -58,7 +59,7 @@ class LoadedProfile:
 
     @property
     def known_lock(self) -> Path:
-        """The lock to read: the project's own, otherwise the one shipped with the profile."""
+        """The lock to read: the project's own; if that is missing, the lock next to the profile's file."""
         return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}{LOCK}")
 
     @property
@@ -67,7 +68,7 @@ class LoadedProfile:
 
     @property
     def origin(self) -> dict[str, str] | None:
-        """What the lock records as `origin` if a profile is combined with a requirements file: the profile (its path,
+        """The value of `of` in the lock file if a profile is combined with a requirements file: the profile (its path,
         or its name if the user gave a name) and the path of the requirements. Paths are relative to the lock's folder.
         None without a requirements file."""
         if self.meant is None or self.meant.requirements is None:
@@ -80,13 +81,13 @@ class LoadedProfile:
         }
 
     def accepting(self, ids: Iterable[str], reason: str) -> LoadedProfile:
-        """The same profile, which accepts these advisories in addition to its own."""
+        """A copy of the profile that also accepts these advisories."""
         own = {item.advisory for item in self.profile.accept}
         more = tuple(Accept(advisory=name, reason=reason) for name in ids if name not in own)
         return replace(self, profile=self.profile.model_copy(update={"accept": (*self.profile.accept, *more)}))
 
     def bringing(self, script: Script) -> LoadedProfile:
-        """The same profile with this self-test script."""
+        """A copy of the profile with this self-test script."""
         selftest = self.profile.selftest.model_copy(update={"script": script})
         return replace(self, profile=self.profile.model_copy(update={"selftest": selftest}))
 

@@ -1,4 +1,4 @@
-"""The model of `profiles/<name>.yaml`, and its validation: all faults at once, with file and line."""
+"""The model of `profiles/<name>.yaml`. Its validation reports all faults at once, each with file and line."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Base(Model):
 
 
 class Pin(Model):
-    """A library's version where it is not the one that torch requires, with the reason."""
+    """A library version that differs from the one that torch requires, with the reason."""
 
     version: Release = Field(description="exact version")
-    reason: Text = Field("", description="shown by `envbuild show`")
+    reason: Text = Field("", description="why the version differs; shown by `envbuild show`")
 
 
 def _pin(value: Any) -> Any:
@@ -83,7 +83,7 @@ def _pin(value: Any) -> Any:
     return {"version": value} if isinstance(value, str) else value
 
 
-# Source of nvcc. The tags are removed from field names in faults.
+# Source of nvcc. Error messages leave the tags in brackets out of field names.
 ToolchainSource = Annotated[
     Annotated[Literal["wheels", "base", "debian"], Tag("[word]")] | Annotated[ToolkitArchive, Tag("[archive]")],
     Discriminator(lambda value: "[archive]" if isinstance(value, dict | ToolkitArchive) else "[word]"),
@@ -98,17 +98,19 @@ class Driver(Model):
     """The NVIDIA driver that the profile expects at run time."""
 
     minimum: DriverRelease | None = Field(
-        None, description="the oldest driver on your machines; without it, the oldest that CUDA needs"
+        None, description="the oldest driver on your machines; default: the oldest that torch's CUDA release supports"
     )
     compat: ArchiveFile | None = Field(
-        None, description="NVIDIA's forward-compatibility libraries, used if the driver is older; datacentre GPUs only"
+        None,
+        description="NVIDIA's forward-compatibility libraries, for drivers older than torch's CUDA release needs; "
+        "datacentre GPUs only",
     )
 
 
 class Accept(Model):
     """An advisory whose risk this profile accepts."""
 
-    advisory: Id = Field(description="its id, as `envbuild advisories` lists it")
+    advisory: Id = Field(description="id of the advisory, as `envbuild advisories` lists it")
     reason: Annotated[str, one_line(600, shortest=1)] = Field(description="why the risk is acceptable")
 
 
@@ -117,18 +119,19 @@ class Startup(Model):
     torch is imported (entry_points.txt with the group torch.backends)."""
 
     file: SitePath = Field(description="path below site-packages, as in my.pth")
-    sha256: Sha256 = Field(description="of the file; a file with other content is refused")
-    reason: Annotated[str, one_line(600, shortest=1)] = Field(description="why it may run")
+    sha256: Sha256 = Field(description="sha256 of the file; a file with other content is refused")
+    reason: Annotated[str, one_line(600, shortest=1)] = Field(description="why the file may run code")
 
 
 class Floor(Model):
-    """Fractions of the datasheet's values that a GPU must reach. None: the speeds are only reported."""
+    """The minimum speeds of a GPU, as fractions of its datasheet's values. A speed without a minimum is only
+    reported."""
 
     gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
-        None, description="fraction of the TFLOP/s of matrix products"
+        None, description="minimum TFLOP/s of matrix products, as a fraction of the datasheet's value"
     )
     memory: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
-        None, description="fraction of the memory bandwidth, measured with a copy"
+        None, description="minimum memory bandwidth, measured with a copy, as a fraction of the datasheet's value"
     )
 
 
@@ -137,7 +140,7 @@ class SelfTest(Model):
 
     level: Level = Field("standard", description="how much is tested")
     require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
-    allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
+    allow_tf32: bool = Field(False, description="value of torch's allow_tf32 flags while the probes run")
     transport: Literal["p2p", "nvls", "shm", "ib", "net", "socket"] | None = Field(
         None, description="how NCCL must reach one GPU from another; dist.staged measures it"
     )
@@ -149,26 +152,26 @@ class SelfTest(Model):
         (),
         strict=False,
         max_length=project_test_shapes_and_script.MOST_SHAPES,
-        description="matrix products and attention that gemm.crash and attention.* test first",
+        description="shapes of matrix products and attention that the probes gemm.crash and attention.* test first",
     )
     script: project_test_shapes_and_script.ScriptFile | None = Field(
-        None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
+        None, description="path of the project's own smoke test, relative to this file; the probe own.script runs it"
     )
     floor: Floor = Field(Floor(), description="minimum speed")
-    burn_seconds: int = Field(60, ge=1, le=86400, description="seconds of the probe burn at level full")
+    burn_seconds: int = Field(60, ge=1, le=86400, description="seconds that the probe burn runs at level full")
 
     @model_validator(mode="after")
     def _has_time_to_burn(self) -> SelfTest:
         if "burn_seconds" in self.model_fields_set and self.burn_seconds >= self.timeout:
-            raise ValueError(f"burn_seconds ({self.burn_seconds}) leaves nothing of timeout ({self.timeout})")
+            raise ValueError(f"burn_seconds ({self.burn_seconds}) must be less than timeout ({self.timeout})")
         return self
 
 
 class Profile(Model):
-    """A profile, after `extends` has been followed."""
+    """A profile after merging with the profiles that it extends."""
 
     description: Text = Field("", description="one line, shown by `envbuild show`")
-    platform: Platform = Field(PLATFORM, description="of the image")
+    platform: Platform = Field(PLATFORM, description="platform of the image")
     base: Base = Field(description="the root file system of the image")
     python: Annotated[str, shaped(r"^3\.[0-9]{1,2}$", 'two numbers in quotes, as in "3.11"', 4)] = Field(
         description="release of Python, in quotes; a Debian suite has exactly one"
@@ -177,11 +180,11 @@ class Profile(Model):
         description="exact version, with its local label where it has one (2.13.0+cpu)"
     )
     gpus: tuple[GpuId, ...] = Field(
-        (), strict=False, description="GPU models, by id (`envbuild show` lists them); none: the CPU"
+        (), strict=False, description="ids of GPU models (`envbuild show` lists them); empty: an image for the CPU"
     )
-    gpu_count: int = Field(1, ge=1, le=100000, description="most GPUs that work together in one job")
+    gpu_count: int = Field(1, ge=1, le=100000, description="largest number of GPUs that work together in one job")
     cuda: Annotated[str, shaped(r"^[0-9]{2}\.[0-9]{1,2}$", 'a release of two numbers, as in "12.4"', 5)] | None = Field(
-        None, description="only a check: the CUDA release that this torch is built for"
+        None, description="the CUDA release that this torch is built for; only checked, it selects nothing"
     )
     pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin, json_schema_input_type=Release | Pin)]] = Field(
         default_factory=dict, description="versions that differ from torch's own: cublas, cudnn, nccl, ..."
@@ -196,7 +199,7 @@ class Profile(Model):
     )
     driver: Driver = Field(Driver(), description="the NVIDIA driver at run time")
     features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field(
-        (), strict=False, description="number formats that the project uses: advisories about them apply"
+        (), strict=False, description="number formats that the project uses, so that advisories about them apply"
     )
     accept: tuple[Accept, ...] = Field((), strict=False, description="advisories whose risk is accepted")
     packages: tuple[PackageSpec, ...] = Field((), strict=False, description="further packages, as in requirements.txt")
@@ -209,14 +212,14 @@ class Profile(Model):
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
     why: dict[ReasonName, Annotated[str, one_line(600, shortest=1)]] = Field(
         default_factory=dict,
-        description="reasons, shown by `envbuild show`: for torch, driver, a library, a package or a variable, why it "
-        "has its value; no part of the lock",
+        description="reasons for values, under the name of a key (torch, driver, ...), library, package or variable; "
+        "shown by `envbuild show`, not part of the lock",
     )
     selftest: SelfTest = Field(SelfTest(), description="what the image must pass")
 
     @property
     def compiled(self) -> tuple[Extension, ...]:
-        """The extensions without those that are only listed as left out."""
+        """The extensions that are built, that is, without those that `none` leaves out."""
         return tuple(one for one in self.extensions if one.none is None)
 
     @field_validator("extensions")
@@ -237,9 +240,9 @@ class Profile(Model):
 
 
 def validate_profile(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
-    """Validate a profile and return its model. `known`: faults found before; any fault is an error.
+    """Validate a profile and return its model. `known`: faults that the caller has found already.
 
-    Raises ProfileError with all faults, each with its file and line.
+    Raises ProfileError with all faults, including `known`, each with its file and line.
     """
     found = tried(merged)
     if known or not isinstance(found, Profile):
@@ -259,7 +262,7 @@ Malformed = tuple[Path, Fault]
 
 
 def tried(merged: Document) -> Profile | list[Malformed]:
-    """The model, or all faults."""
+    """Return the model of a profile, or all its faults."""
     try:
         return Profile.model_validate(merged.data)
     except ValidationError as error:
@@ -305,10 +308,13 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a profile file: `extends` is allowed, and with it nothing else is required."""
+    """The JSON Schema of a profile file. A file with `extends` needs no other key."""
     result = Profile.model_json_schema()
     result |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envbuild profile"}
-    result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
+    result["properties"]["extends"] = {
+        "type": "string",
+        "description": "name or path of the profile whose values this one inherits",
+    }
     required = result.pop("required")
     for names in ("env", "why"):
         result["properties"][names]["additionalProperties"] = False
@@ -316,7 +322,7 @@ def schema() -> dict[str, Any]:
     return result
 
 
-# By pydantic's error type; the braces are filled from its context.
+# Messages by pydantic's error type; the context of the error fills the braces.
 _WORDS = {
     "missing": "missing",
     "string_type": "must be text: write it in quotes",
@@ -344,7 +350,7 @@ _LONGEST = 100  # characters of a value shown in a message
 
 
 def validation_message(item: Mapping[str, Any], path: tuple[str | int, ...]) -> str:
-    """One sentence for a pydantic error; `path`: of the value in the profile."""
+    """The message for a pydantic error. `path`: the keys and indexes that lead to the value in the profile."""
     kind, context = item["type"], item.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
@@ -368,7 +374,7 @@ def _instead(text: str, path: tuple[str | int, ...]) -> str:
     """What to write instead of a common mistake; empty if unknown."""
     name, pinned, _ = text.partition("=")
     if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
-        return f"the lock keeps the version that the mirror has; write {name}"
+        return f"write {name}: the lock records the version that the mirror has"
     if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
         digest = f"`docker buildx imagetools inspect {text}` shows it"
         return f"give the digest, {text}@sha256:...; {digest}"

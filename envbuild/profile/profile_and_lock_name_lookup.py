@@ -1,4 +1,5 @@
-"""Finds the profile for a name: a profile file, its devel variant, or the origin of a lock."""
+"""Finds the profile that a name on the command line stands for. It may be the name of a profile file, of its devel
+variant, of a lock with a project's requirements, or of a GPU."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 _LONGEST = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
 DEVEL = "devel"
-_LINE = re.compile(r"(.+)-(cu[0-9]{2})")  # a line for another CUDA major version, as in h20-cu12
+_LINE = re.compile(r"(.+)-(cu[0-9]{2})")  # the name of a profile for a different CUDA major version, as in h20-cu12
 LOCK = ".lock.yaml"
 
 
 class UnwrittenProfile(ProfileError):
-    """The GPU of this name has no profile. `gpu`: its id in the facts, which would be the profile's name. `note`: what
-    commands say that use the profile without its file."""
+    """A GPU has no profile. `gpu`: the GPU's id, which is also the name of the profile that `envbuild init` would
+    write. `note`: the line that commands print if they use that profile although its file does not exist."""
 
     def __init__(self, gpu: str) -> None:
         writes = f"envbuild init {gpu}"
@@ -30,15 +31,16 @@ class UnwrittenProfile(ProfileError):
             f"no profile is shipped for {gpu}, and profiles/{gpu}.yaml does not exist", hint=f"create it: {writes}"
         )
         self.gpu = gpu
-        self.note = f"no profile is shipped for {gpu}: this is what `{writes}` would write"
+        self.note = f"no profile is shipped for {gpu}: using the profile that `{writes}` would write"
 
 
 @dataclass(frozen=True)
 class Meant:
-    """The meaning of a name: the file of a profile, a project's requirements, and the names of what is built from them.
+    """The profile file, and perhaps the requirements file, that a name on the command line stands for.
 
-    `profile`: how a command line names the profile itself: its name or its variant's, or a path. `cli_words`: the words
-    on the command line of lock, build and make that name all of it.
+    `name`: the name of their lock and Dockerfile. `profile`: the profile's name, the name of its devel variant, or its
+    path, as the user gave it. `cli_words`: the words on the command line of lock, build and make that name the profile
+    and the requirements.
     """
 
     name: str
@@ -56,12 +58,13 @@ def _folders() -> Iterator[Path]:
 
 
 def profile_names() -> list[str]:
-    """The names of all profiles, each once; also those of locks with a project's requirements."""
+    """The names of all profiles, and of all locks with a project's requirements, each once."""
     return _names(_folders())
 
 
 def own_names() -> list[str]:
-    """The profiles of the working folder, for commands that write; all profiles if it has none."""
+    """The names of the profiles in the working folder; all names if it has no profiles. For commands that write
+    files."""
     return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or profile_names()
 
 
@@ -80,21 +83,21 @@ def _files(folder: Path) -> list[Path]:
 
 
 def named_line(name: str) -> tuple[str, str] | None:
-    """The profile and the label in the name of a line: h20 and cu12 of h20-cu12. None for the name of another
-    profile."""
+    """Split the name of a CUDA line into profile and label: h20-cu12 into h20 and cu12. None if the name does not have
+    this form, or if the first part is not the name of a profile."""
     found = _LINE.fullmatch(name)
     return (found[1], found[2]) if found and found[1] in _profiles(_folders()) else None
 
 
 def lines_of(name: str) -> dict[str, str]:
-    """The lines of a profile other than the current one, by label: cu12 -> h20-cu12."""
+    """The profiles of the other CUDA lines of the profile `name`, by label: cu12 -> h20-cu12."""
     found = {other: named_line(other) for other in _profiles(_folders())}
     return {line[1]: other for other, line in sorted(found.items()) if line and line[0] == name}
 
 
 def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
-    """All locks in the profile folders by name, including those of variants and of a project's requirements, which have
-    no profile file of that name. A user's own lock takes precedence over a shipped one."""
+    """All locks in the profile folders, by name. These include locks of devel variants and of a project's requirements,
+    for which no profile file of the same name exists. A user's own lock takes precedence over a shipped one."""
     found: dict[str, Path] = {}
     for folder in _folders() if folders is None else folders:
         for file in sorted(folder.glob(f"*{LOCK}")):
@@ -103,15 +106,15 @@ def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
 
 
 def find_profile(name: str, folder: Path | None = None) -> Path:
-    """The file of a profile, by name or by path (if it ends in .yaml or contains a slash). `folder`: the folder of
-    relative paths."""
+    """Find the file of a profile. `name` is a path if it contains a slash or ends in .yaml or .yml. `folder`: where
+    relative paths start, by default the working folder. Raises ProfileError."""
     if is_path(name):
         # remove `..`, because the parent folders are compared; a link to a profile is not resolved
         file = Path(os.path.abspath((folder or Path.cwd()) / name))  # noqa: PTH100
         try:
             there, is_folder = file.is_file(), file.is_dir()
         except OSError as error:  # the name is too long
-            raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
+            raise ProfileError(f"{name[:60]}... is not a usable path: {error.strerror}") from error
         if is_folder:
             raise _folder(name, file)
         if not there:
@@ -139,20 +142,20 @@ def find_profile(name: str, folder: Path | None = None) -> Path:
 
 
 def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
-    """Raise `error` if a profile found by name is a link out of its project, because an error could quote the target's
-    content.
+    """Raise `error` if a file found by name (a profile or a lock) is a link to a file outside its project, because
+    later messages could quote that file.
 
-    Files of an installed envbuild may be links: uv creates such installations.
+    Files of an installed envbuild are not checked: uv may install them as links.
     """
     if package_data.ROOT.name == "shipped" and package_data.ROOT in file.parents:
         return
     try:
         yaml_and_project_paths.inside(file.name, file.parent, yaml_and_project_paths.home(file))
     except ValueError as problem:
-        raise error(str(problem), hint="use a copy of the file, or name a profile by the path of its file") from None
+        raise error(str(problem), hint="use a copy of the file, or give a profile's path instead of its name") from None
 
 
-_MOST = 10  # profiles of a folder, or models of a name, that are listed
+_MOST = 10  # how many profiles of a folder, or GPUs with one name, an error lists
 
 
 def _folder(name: str, folder: Path) -> ProfileError:
@@ -170,10 +173,10 @@ def is_path(name: str) -> bool:
 
 
 def meant(name: str, wanted: Path | None = None) -> Meant:
-    """Find the profile for `name`, combined with the requirements file `wanted`.
+    """Find the profile for `name`, combined with the requirements file `wanted` if it is given.
 
-    Order: a profile of that name, the devel variant of another profile, the origin of a lock of that name, the profile
-    of the GPU with that name, as it is printed or typed.
+    Tries in this order: a profile of that name, the devel variant of a profile, a lock of that name that records a
+    requirements file (not with `wanted`), and the profile of a GPU that people call by that name.
 
     Raises ProfileError if the profile is missing, or if the combined name belongs to another project's lock;
     UnwrittenProfile for a GPU without a profile.
@@ -199,8 +202,9 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
 
 
 def _of_gpu(name: str, unknown: ProfileError) -> str:
-    """The profile of a GPU by a name that a person types, or of a GPU that shares its evidence. Raises `unknown` for
-    any other name, and for a path or a folder."""
+    """The name of the profile for a GPU, which people may call by several names. If the GPU has no profile, that of a
+    GPU which shares its evidence. Raises `unknown` if `name` is not a GPU's, or is a path or a folder; UnwrittenProfile
+    if no such profile exists."""
     if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise unknown
     from envbuild.facts import database, gpu_name_lookup  # imported only if no profile has the name
@@ -233,8 +237,8 @@ def _shortened(name: str) -> str:
 
 
 def _refuse_another(made: Meant, wanted: Path) -> None:
-    """Refuse a name that belongs to the lock of another requirements file: several folders can give the same name. A
-    missing file is reported where it is read."""
+    """Refuse a name that the lock of another requirements file has already: several folders can lead to the same name.
+    A missing requirements file is not an error here; it is reported where it is read."""
     if not os.path.exists(wanted):  # noqa: PTH110 - False also for a name that is too long
         return
     try:
@@ -261,8 +265,8 @@ def _profile(name: str, folder: Path | None = None) -> Meant:
 
 
 def _origin(name: str) -> tuple[str, Path, Path] | None:
-    """The profile and requirements recorded in the lock of that name, and the lock's folder; None if the lock is
-    missing or records none."""
+    """The profile and the requirements file recorded in the lock of that name, and the lock's folder. None if the lock
+    is missing, or does not record both."""
     file = locks().get(name)
     if file is None or not NAME.fullmatch(name):
         return None
@@ -280,8 +284,8 @@ _REQUIREMENTS = re.compile(r"[A-Za-z0-9._-]*requirements[A-Za-z0-9._-]*\.(txt|in
 def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
     """Refuse a lock that names a file outside its project: the lock's author may be untrusted.
 
-    A requirements file may be outside, because --requirements allows it, but then its name must be one of a
-    requirements file, and no message quotes its text (see requirements_reader).
+    A requirements file may be outside the project, because --requirements allows it. But then it must be called
+    pyproject.toml or similar to requirements.txt, and no message quotes its text (see requirements_reader).
     """
     root = yaml_and_project_paths.home(lock)
     try:
@@ -290,14 +294,15 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
         if not _REQUIREMENTS.fullmatch(wanted.resolve().name):
             yaml_and_project_paths.inside(str(wanted), Path.cwd(), root)
     except (OSError, RuntimeError, ValueError) as error:
-        hint = "name the files: envbuild lock PROFILE --requirements FILE"
+        hint = "give the files instead: envbuild lock PROFILE --requirements FILE"
         raise ProfileError(
             f"the lock {yaml_and_project_paths.display(lock)} cannot be used by name: {error}", hint=hint
         ) from None
 
 
 def _is_named(name: str) -> bool:
-    """Whether a lock's name can be used as a profile. True for a damaged lock, which is reported when it is used."""
+    """Whether a lock's name can be used like that of a profile, because the lock records a requirements file. True for
+    a damaged lock too, so that its damage is reported when the name is used."""
     try:
         return _origin(name) is not None
     except LockError:

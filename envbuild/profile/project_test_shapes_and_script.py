@@ -1,6 +1,6 @@
-"""Additions of a profile to the self-test: the project's shapes of GEMMs and attention, and the project's own script.
+"""What a profile adds to the self-test: the project's shapes of GEMMs and attention, and the project's own script.
 
-Neither is part of a lock: they define what an image must pass, not what it contains.
+Shapes and script are not part of a lock: they define what an image must pass, not what it contains.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from envbuild.util.yaml_and_project_paths import Document, display, home, inside
 
 MOST_SHAPES = 200
 MOST_BYTES = 256 << 10  # per script
-_SCORES, _VALUES = 1 << 28, 1 << 23  # elements: the math path stores the scores of four problems; 64 MiB in float64
-_RESULT = 1 << 26  # elements: 512 MiB in float64, the comparison's dtype
-# Elements of a factor: 4 GiB at most, so that both fit into the memory of a GPU with 16 GB.
+# Limits in elements. _SCORES: PyTorch's math path stores the scores of four problems. _VALUES: 64 MiB in float64.
+_SCORES, _VALUES = 1 << 28, 1 << 23
+_RESULT = 1 << 26  # elements of a product: 512 MiB in float64, the dtype in which it is compared
+# The most elements of a factor: 4 GiB, so that both factors fit into the memory of a GPU with 16 GB.
 _FACTOR = {"fp64": 1 << 29, "fp32": 1 << 30, "fp16": 1 << 30, "bf16": 1 << 30}
 _PATH = r"^(\.\./)*([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.py$"
 _HERE = ("selftest", "script")
@@ -33,21 +34,21 @@ Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class Shape(BaseModel):
-    """A matrix product (m, k) x (k, n), tested before all others of gemm.crash."""
+    """A matrix product (m, k) x (k, n). The probe gemm.crash tests it before its own products."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     m: Size = Field(description="rows of the first factor")
     k: Size = Field(description="columns of the first factor, rows of the second")
     n: Size = Field(description="columns of the second factor")
-    dtype: Literal["fp64", "fp32", "fp16", "bf16"] = Field(description="of factors and product")
-    layout: Literal["nn", "nt", "tn", "tt"] = Field("nn", description="t: this factor is transposed in memory")
+    dtype: Literal["fp64", "fp32", "fp16", "bf16"] = Field(description="dtype of factors and product")
+    layout: Literal["nn", "nt", "tn", "tt"] = Field("nn", description="one letter per factor; t: transposed in memory")
     bias: bool = Field(False, description="as a linear layer with a bias, instead of a plain product")
 
     @model_validator(mode="after")
     def _fits(self) -> Shape:
         if self.bias and self.layout != "nn":
-            raise ValueError("a linear layer has a layout of its own: leave layout or bias out")
+            raise ValueError("a linear layer has a fixed layout: remove layout or bias")
         if max(self.m * self.k, self.k * self.n) > _FACTOR[self.dtype]:
             raise ValueError(f"a factor may have {_FACTOR[self.dtype]} elements at most in {self.dtype}")
         if self.m * self.n > _RESULT:
@@ -56,14 +57,14 @@ class Shape(BaseModel):
 
 
 class Attention(BaseModel):
-    """Attention over q, k and v of heads x length x depth, tested before all others of attention.*."""
+    """Attention over q, k and v of heads x length x depth. The probes attention.* test it before their own cases."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     heads: Annotated[int, Field(ge=1, le=1024, description="number of heads")]
     length: Annotated[int, Field(ge=1, le=1 << 14, description="number of queries, and of keys")]
     depth: Annotated[int, Field(ge=1, le=512, description="size of a head")]
-    dtype: Literal["fp32", "fp16", "bf16"] = Field(description="of q, k and v")
+    dtype: Literal["fp32", "fp16", "bf16"] = Field(description="dtype of q, k and v")
     causal: bool = Field(False, description="with a causal mask")
 
     @model_validator(mode="after")
@@ -76,7 +77,7 @@ class Attention(BaseModel):
 
 
 def _kind(item: object) -> str:
-    """Whether a mapping in a profile is a GEMM or an attention shape."""
+    """The tag of a shape in a profile: attention if it has a key that only attention has, otherwise a GEMM."""
     keys = set(item) if isinstance(item, dict) else {"heads"} if isinstance(item, Attention) else set()
     return "[attention]" if keys & {"heads", "length", "depth"} else "[shape]"
 
@@ -106,7 +107,7 @@ ScriptFile = Annotated[InstanceOf[Script], WithJsonSchema({"type": "string", "pa
 
 
 def read_script(merged: Document) -> list[Fault]:
-    """Replace the script's path in the profile with a `Script`; return the faults."""
+    """Replace the script's path in the profile with a `Script`; return the faults of the path and the script."""
     selftest = merged.data.get("selftest")
     path = selftest.get("script") if isinstance(selftest, dict) else None
     if not isinstance(selftest, dict) or not isinstance(path, str):
@@ -121,8 +122,8 @@ def read_script(merged: Document) -> list[Fault]:
 
 
 def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
-    """Syntax errors of a script for that Python ("3.11"). No check for a Python newer than ours, which may accept
-    more."""
+    """The syntax errors of a script. `name`: the file's name in faults; `python`: the release that will run the script
+    ("3.11"). A release newer than the Python that runs envbuild may accept more, so nothing is checked for it."""
     minor = re.fullmatch(r"3\.([0-9]{1,2})", python)
     if minor and int(minor[1]) > sys.version_info.minor:
         return
@@ -140,7 +141,7 @@ def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
 def _read(path: str, profile: Path) -> tuple[Path, str]:
     """The file at `path`, relative to the profile that names it, and its source. Raises ValueError with the reason."""
     if len(path) > 300 or not re.fullmatch(_PATH, path):
-        raise ValueError(f"{path[:300]!r} is not a path of a .py file relative to the profile's")
+        raise ValueError(f"{path[:300]!r} is not a path of a .py file, relative to the profile")
     file = inside(path, profile.parent, home(profile))
     try:
         if not file.is_file():
@@ -163,7 +164,8 @@ def _text(file: Path, path: str) -> str:
 
 
 def given(file: Path, python: str) -> Script:
-    """A script named on the command line, for that Python ("3.11"). Raises FileError with its faults."""
+    """Read a script named on the command line. `python`: the release that will run it ("3.11"). Raises FileError if the
+    script cannot be read or has syntax errors."""
     try:
         text = _text(file, display(file))
     except ValueError as error:

@@ -29,13 +29,14 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MAX_BYTES = 1_000_000
 MAX_REQUIREMENTS = 2000
 MAX_INCLUDES = 100
-"""Of one file and those that it includes: two lines in each of thirty would make a billion."""
+"""The most includes, direct and indirect, of one requirements file. Without a limit, a chain of thirty files that each
+include the next one twice would be read a billion times."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """The requirements of a file, each with its place; `faults`: what cannot be locked; `notes`: what was not used;
-    `quotable`: whether messages may quote the file's text."""
+    """The requirements of a file, each with file and line. `faults`: lines that cannot be locked; `notes`: parts of the
+    file that are ignored; `quotable`: whether messages may quote the file's text."""
 
     lines: list[tuple[str, Place]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -45,22 +46,22 @@ class Requirements:
 
 ACCEPTED = "accepted: a requirements.txt (pip's format) or a pyproject.toml, for example --requirements pyproject.toml"
 _OTHER_FILES = (
-    ({"poetry.lock"}, "To write one: poetry export --without-hashes -o requirements.txt"),
-    ({"uv.lock"}, "To write one: uv export --no-hashes --no-emit-project -o requirements.txt"),
-    ({"pdm.lock"}, "To write one: pdm export --without-hashes -o requirements.txt"),
-    ({"Pipfile", "Pipfile.lock"}, "To write one: pipenv requirements > requirements.txt"),
+    ({"poetry.lock"}, "To write a requirements.txt: poetry export --without-hashes -o requirements.txt"),
+    ({"uv.lock"}, "To write a requirements.txt: uv export --no-hashes --no-emit-project -o requirements.txt"),
+    ({"pdm.lock"}, "To write a requirements.txt: pdm export --without-hashes -o requirements.txt"),
+    ({"Pipfile", "Pipfile.lock"}, "To write a requirements.txt: pipenv requirements > requirements.txt"),
     ({".yml", ".yaml"}, "For an existing conda environment: envbuild init NAME --from-env PATH"),
-    ({".py", ".cfg"}, "To write one: pip freeze > requirements.txt, in the project's environment"),
-    ({".json", ".whl", ".zip", ".gz"}, "To write one: pip freeze > requirements.txt, in the project's environment"),
-)
-"""Files of other tools, by name or suffix, each with how to get a requirements file."""
+    ({".py", ".cfg", ".json", ".whl", ".zip", ".gz"},
+     "To write a requirements.txt, in the project's environment: pip freeze > requirements.txt"),
+)  # fmt: skip
+"""Files of other tools, by name or suffix, each with a hint on how to get a requirements file."""
 
 
 def read(file: Path) -> Requirements:
     """Read a requirements.txt, with the files that it includes by -r, or the dependencies of a pyproject.toml.
 
-    Does not open files outside the project. Raises ProfileError if `file` itself cannot be read, or is a file of a
-    different kind by its name.
+    Does not open included files outside the project. Raises ProfileError if `file` itself cannot be read, if its name
+    is that of another tool's file, or if it has too many requirements.
     """
     other = next((hint for names, hint in _OTHER_FILES if file.name in names or file.suffix in names), None)
     if other:
@@ -89,7 +90,7 @@ _PACKAGE: TypeAdapter[str] = TypeAdapter(PackageSpec)
 
 
 def _problem(line: str) -> str | None:
-    """Why a requirement cannot be locked, without its text; None if it can."""
+    """Why a requirement cannot be locked, in a message that does not quote it; None if it can be locked."""
     try:
         _PACKAGE.validate_python(line)
     except ValidationError:
@@ -98,13 +99,14 @@ def _problem(line: str) -> str | None:
 
 
 def _project(file: Path) -> Path:
-    """The folder for included files: the working folder if it contains profiles/ and `file`."""
-    here, given = Path.cwd(), Path(os.path.abspath(file))  # noqa: PTH100 - without "..", and links stay
+    """The folder that included files must be in: the working folder if it contains profiles/ and `file`, otherwise the
+    folder of `file`, or the folder above if that is called profiles."""
+    here, given = Path.cwd(), Path(os.path.abspath(file))  # noqa: PTH100 - removes "..", keeps links
     return here if (here / "profiles").is_dir() and given.is_relative_to(here) else home(file)
 
 
 def _text(file: Path) -> str:
-    """The file's text: UTF-8, or the encoding of its byte order mark, as in pip; PowerShell writes UTF-16."""
+    """Read a file as UTF-8, or in the encoding of its byte order mark, as pip does: PowerShell writes UTF-16."""
     try:
         raw = regular(file, MAX_BYTES)
         if len(raw) > MAX_BYTES:
@@ -124,7 +126,9 @@ def _lines(
     more files may be included."""
     name, faults = display(file), found.faults
     if _HASH.search(text):
-        found.notes.append(f"{name}: its hashes are ignored: the lock has the sha256 of every wheel from the index")
+        found.notes.append(
+            f"{name}: the hashes in it are ignored, because the lock has the sha256 of every wheel on the index"
+        )
     number, waiting = 0, ""
     for count, raw in enumerate(text.splitlines(), 1):
         number = number if waiting else count
@@ -142,7 +146,7 @@ def _lines(
                 target = inside(include[2], file.parent, root)
                 included = _text(target)
             except (ProfileError, ValueError) as error:
-                why = str(error) if found.quotable else "the included file cannot be read, or leads out of this folder"
+                why = str(error) if found.quotable else "the included file cannot be read, or is outside the project"
                 faults.append(Fault(why, name, number))
                 continue
             if target in (*seen, file.resolve()):
@@ -151,7 +155,7 @@ def _lines(
             yield from _lines(target, included, root, (*seen, file.resolve()), found, left)
         elif line.startswith("-"):
             shown = f"option {line.split()[0].partition('=')[0]}" if found.quotable else "this option"
-            option = f"{shown} is not taken from here: {_ELSEWHERE}"
+            option = f"{shown} is not supported in this file: {_ELSEWHERE}"
             meant = (
                 misleading_packages.refusal_reason(line.partition(" ")[2])
                 if line.startswith(("-e", "--editable"))
@@ -162,11 +166,11 @@ def _lines(
             yield line, Place(name, number)
 
 
-_ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable installs belong in a child image"
+_ELSEWHERE = "set indexes and find-links in the configuration of pip or uv; install editable packages in a child image"
 
 
 def _pyproject(file: Path, text: str, found: Requirements) -> Iterator[tuple[str, Place]]:
-    """The dependencies in the table [project]; a fault if the project lists them differently."""
+    """The dependencies in the table [project]. Adds a fault if the project lists its dependencies elsewhere."""
     name, faults = display(file), found.faults
     try:
         document = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""A commented starting profile: the text that `envbuild init` writes."""
+"""The text of the new profile that `envbuild init` writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from envbuild.util.errors import ProfileError
 
 
 def starter_profile(name: str, parent: LoadedProfile) -> str:
-    """A profile that extends `parent`; the inherited values are comments, ready to be changed."""
+    """Return the text of a profile that extends `parent`. It has the inherited values as comments that the user can
+    change."""
     base = parent.profile
     kept = [
         f'# python: "{base.python}"',
@@ -41,9 +42,10 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
 
 
 def for_gpu(name: str) -> str:
-    """The profile for a GPU of the facts: it extends the shipped profile of the most similar GPU.
+    """Return the text of a profile for the GPU with the id `name`. It extends the shipped profile of the most similar
+    GPU.
 
-    Raises ProfileError if no shipped profile has code that the GPU runs.
+    Raises ProfileError if the GPU cannot run the code of any shipped profile.
     """
     gpu = database.gpus()[name]
     parent = _nearest(gpu)
@@ -54,8 +56,8 @@ def for_gpu(name: str) -> str:
         )
     return "\n".join(
         [
-            f"# The pins are those of {parent.id}, the shipped profile whose GPU is nearest (compute capability",
-            f"# {parent.compute_capability}; this one has {gpu.compute_capability}).",
+            f"# The pins are those of {parent.id}, the shipped profile for the most similar GPU (compute capability",
+            f"# {parent.compute_capability}; {name} has {gpu.compute_capability}).",
             f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
             f"description: {json.dumps(gpu.names[0])}",
             f"extends: {parent.id}  # mappings merge with it, everything else replaces",
@@ -66,8 +68,9 @@ def for_gpu(name: str) -> str:
 
 
 def _nearest(gpu: Gpu) -> Gpu | None:
-    """The most similar GPU with a shipped profile whose code this one runs: same major compute capability, and not
-    newer. Prefers the newest capability, then GeForce for GeForce, because GeForce drivers have their own limits."""
+    """The most similar GPU that has a shipped profile whose code `gpu` can run: it has the same major compute
+    capability, and not a higher one. Prefers the highest capability. Among equals, prefers a GeForce for a GeForce, and
+    another GPU otherwise, because GeForce drivers have their own limits."""
     own = _capability(gpu)
     shipped = [one for one in database.gpus().values() if (package_data.PROFILES / f"{one.id}.yaml").is_file()]
     fits = [one for one in shipped if _capability(one).major == own.major and _capability(one) <= own]

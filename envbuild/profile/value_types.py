@@ -1,4 +1,4 @@
-"""Value types of profiles and locks. All are limited, because both files may be untrusted."""
+"""Value types of profiles and locks. They limit lengths and characters, because both files may be untrusted."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def _version(text: str) -> str:
 
 
 def requirement_problem(text: str, shown: str) -> str | None:
-    """Why a requirement cannot be locked; None if it can. `shown`: what the message calls it."""
+    """Why a requirement cannot be locked; None if it can. `shown`: how the message refers to the requirement."""
     meant = misleading_packages.refusal_reason(text)
     if meant:
         return meant
     try:
         requirement = Requirement(text)
-    except (InvalidRequirement, RecursionError):  # thousands of nested brackets in a marker
+    except (InvalidRequirement, RecursionError):  # RecursionError: a marker with thousands of nested brackets
         return f"{shown} is not a requirement (as in numpy>=2 or numpy==2.4.6)"
-    return "an address cannot be locked: name a package that the index has" if requirement.url else None
+    return "a URL cannot be locked: name a package that the index has" if requirement.url else None
 
 
 def _requirement(text: str) -> str:
@@ -45,7 +45,7 @@ def _requirement(text: str) -> str:
 
 def _platform(text: str) -> str:
     if text != PLATFORM:
-        raise ValueError(f"platform {text!r} is not supported: {PLATFORM} is")
+        raise ValueError(f"unsupported platform {text!r}: only {PLATFORM} is supported")
     return text
 
 
@@ -54,7 +54,8 @@ ALLOWED: dict[str, str] = {}
 
 
 def shaped(pattern: str, allowed: str, longest: int, shortest: int | None = None) -> StringConstraints:
-    """Text with a pattern and a length in characters; `allowed`: description for the error message."""
+    """Text with a pattern and limits of its length in characters. `allowed`: what the pattern allows, in words, for the
+    error message."""
     ALLOWED[pattern] = allowed
     return StringConstraints(min_length=shortest, max_length=longest, pattern=pattern)
 
@@ -68,12 +69,13 @@ Platform = Annotated[str, AfterValidator(_platform)]
 Text = Annotated[str, one_line(2000)]
 Release = Annotated[str, one_line(60), AfterValidator(_version)]
 PackageSpec = Annotated[str, one_line(300), AfterValidator(_requirement)]
-# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters. apt-get removes NAME for `NAME-`.
+# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters. The argument `NAME-` would make
+# apt-get remove NAME.
 DebianPackage = Annotated[
     str,
     shaped(
         r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+.]$",
-        "a package's name: lower case letters, digits and + - . alone, and no - at the end",
+        "a package's name: only lower case letters, digits and + - . , without - at the end",
         100,
     ),
 ]
@@ -102,10 +104,10 @@ class Model(BaseModel):
 
 
 class ArchiveFile(Model):
-    """A tar or Debian package, identified by its sha256. The lock does not record where it comes from; use `url` or the
-    setting `archives`."""
+    """A tar or Debian package, identified by its sha256. Its URL, from `url` or the setting `archives`, is not part of
+    the lock."""
 
-    sha256: Sha256 = Field(description="of the file")
+    sha256: Sha256 = Field(description="sha256 of the file")
     url: (
         Annotated[
             str,
@@ -113,17 +115,17 @@ class ArchiveFile(Model):
             AfterValidator(url_redaction.validate_url),
         ]
         | None
-    ) = Field(None, description="where to download it; the setting `archives` comes first")
+    ) = Field(None, description="URL of the file; the setting `archives`, if set, replaces it")
 
 
 class ToolkitArchive(ArchiveFile):
-    """The CUDA toolkit (nvcc) for the image: a tar or Debian package, identified by its sha256. The lock does not
-    record where it comes from; use `url` or the setting `archives`."""
+    """The CUDA toolkit (nvcc) for the image: a tar or Debian package, identified by its sha256. Its URL, from `url` or
+    the setting `archives`, is not part of the lock."""
 
 
 class SourceArchive(ArchiveFile):
-    """The extension's source: a tar, identified by its sha256. The lock does not record where it comes from; use `url`
-    or the setting `archives`."""
+    """The extension's source: a tar, identified by its sha256. Its URL, from `url` or the setting `archives`, is not
+    part of the lock."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Iterators of byte blocks: as a file that is read once, as a body of known size, in parts of one size."""
+"""Adapters for iterators of byte blocks: a file object, a request body of known size, and blocks of equal size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 
 class Blocks(io.RawIOBase):
-    """A file object over byte blocks. An empty block ends it."""
+    """A file object that reads from byte blocks. An empty block ends the file."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks

@@ -16,11 +16,11 @@ from envbuild.util.errors import printable
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 CONFIG_BYTES = 8 << 20
-_HEADER_BYTES = 1 << 20  # for a long name in a layer
+_HEADER_BYTES = 1 << 20  # the largest extended header of an entry, such as a long name
 _MOST = 5_000_000  # files per layer
 _LARGEST = 1 << 40  # bytes per file: tarfile continues for as long as a header claims, even after the end of the layer
 _BLOCK = 1 << 20
-_OF_WINDOWS = ("ArgsEscaped",)  # only some builders set it
+_OF_WINDOWS = ("ArgsEscaped",)  # settings for Windows images, which some builders set in every image
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Config:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image where it is stored: the registry or bundle, its manifest and its configuration."""
+    """A stored image: its source (a registry or a saved image), its manifest and its configuration."""
 
     place: ImageSource
     manifest: Manifest
@@ -78,12 +78,13 @@ def parse_config(image_id: str, raw: bytes) -> Config:
 
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
-"""All errors that tarfile raises for an invalid or hostile tar, whose attributes may be any number."""
+"""All errors that tarfile raises for an invalid or hostile tar, in whose headers any number may occur."""
 
 
 class Member(tarfile.TarInfo):
-    """A tar entry with limits. Long names and attributes are read into memory, so their size is limited. Sparse files
-    are refused: their map is read completely and can expand a few bytes to exabytes, and no engine writes them."""
+    """A tar entry with limits. tarfile reads long names and attributes into memory, so their size is limited. Sparse
+    files are refused: tarfile reads their map completely, a few bytes can expand to exabytes, and no engine writes such
+    files."""
 
     def _bounded(self) -> None:
         if self.size > _HEADER_BYTES:
@@ -121,7 +122,7 @@ def entries(
             if member.size > _LARGEST:
                 raise Refusal("too-large", f"the layer {digest} claims to have a file of {member.size} bytes")
             yield member, archive
-            archive.members = []  # type: ignore[attr-defined]  # else each is kept
+            archive.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps every entry in memory
 
 
 def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes]:

@@ -9,14 +9,15 @@ from envbuild.util.errors import UsageError
 _WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 NAME = rf"{_WORD}(?:/{_WORD})*"
 HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
-# As in docker, a first part without any of .:[ is not a host. Anything after the name, such as a tag, is refused.
+# As in docker, a first part without any of .:[ is not a host, unless it is localhost. Anything after the name, such as
+# a tag, is refused.
 REGISTRY = (
     rf"(?=.{{1,300}}\Z)(?:(?:localhost|(?=[^/]*[.:\[]){HOST})/)?{NAME}",
     "HOST/REPOSITORY, without http:// or https:// and without a tag",
 )
 # Allowed references to a base image in a profile, a lock and a Dockerfile.
 BY_DIGEST = r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}"
-# Allowed references to a job's image: also an id alone, and a registry with an IPv6 address.
+# Allowed references to a job's image. In addition, they may be only an image id, or have a registry's IPv6 address.
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 
 

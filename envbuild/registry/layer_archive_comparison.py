@@ -1,4 +1,4 @@
-"""Compares two archives of a layer: their files, and their order if it matters.
+"""Compares two archives of a layer: their files, and the order of these files if it matters.
 
 An engine may write a layer's files in different orders (docs/decisions/0019), which changes the layer's digest.
 """
@@ -26,10 +26,11 @@ _OTHER = "the same files, but the archives differ"
 
 
 def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
-    """Return how the layer `there` differs from ours; None if it is the same, or differs only in an order that does not
-    matter. `names`: the names of the two layers for the message.
+    """Return how the layer `there` differs from our layer `here`; None if the two are the same, or differ only in an
+    order that does not matter. `names`: what messages call the sources of the two layers.
 
-    Only the entries of our layer are kept in memory: the other layer is untrusted. Raises Refusal for an invalid layer.
+    Only the entries of our layer are kept in memory, because the other layer is untrusted. Raises Refusal for an
+    invalid layer.
     """
     if there[2] == here[2]:
         return None
@@ -68,10 +69,11 @@ def _above(path: str) -> Iterator[str]:
 
 
 class Pieces:
-    """Splits a tar into pieces, and calls `tell` with the digest of each: all bytes of an entry with its headers.
+    """Splits a tar into pieces, and calls `tell` with the digest of each piece: all bytes of an entry and its headers.
 
-    From two tars with the same pieces and the same end, every reader gets the same entries; entries that are equal for
-    tarfile may differ for another reader. `plain`: no piece affects other pieces.
+    From two tars with the same pieces and the same end, every reader gets the same entries. A comparison of tarfile's
+    entries would not be enough: entries that are equal for tarfile may differ for another reader. `plain`: whether no
+    piece affects how others are read.
     """
 
     def __init__(self, tell: Callable[[bytes], object]) -> None:
@@ -85,11 +87,11 @@ class Pieces:
 
     @property
     def end(self) -> tuple[object, ...]:
-        """The state after the last piece."""
+        """The state after the last piece, which two tars must share to be equal."""
         return bytes(self._head), self._left, self._more, self._tail and self._tail.hexdigest()
 
     def feed(self, block: bytes) -> None:
-        """Add a piece of the archive. Raises ValueError for an invalid tar."""
+        """Process the next block of the archive. Raises ValueError for an invalid tar."""
         rest = memoryview(block)
         while rest:
             if self._tail:
@@ -128,7 +130,8 @@ class Pieces:
 
 
 def _entries(where: Where, pieces: Pieces) -> Iterator[tuple[str, int, Facts, str | None]]:
-    """Yield (path, number of earlier entries with it, what is compared, why its position matters) of each entry."""
+    """For each entry, yield its path, the number of earlier entries with this path, the properties to compare, and why
+    its position matters (None if it does not)."""
     before: Counter[str] = Counter()
     for member, archive in image_content_reader.entries(*where, pieces.feed):
         path = posixpath.normpath(f"/{member.name.lstrip('/')}")
@@ -152,7 +155,7 @@ def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
         return "is a hard link"
     if posixpath.basename(path).startswith(".wh."):
         return "is a whiteout"
-    # too large for the size field of the header, which Pieces reads
+    # the size is too large for the header's own field, which Pieces reads
     return "has its size in a PAX header" if "size" in member.pax_headers else None
 
 

@@ -1,4 +1,4 @@
-"""Decompresses a layer's blob to its tar: uncompressed, gzip or zstd, also in several members or frames."""
+"""Decompresses a layer's blob to a tar. The blob may be uncompressed, or gzip or zstd with several members."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Reference:
-    """An image in a registry, in docker's notation. `host`: the registry. Without tag and digest, `latest` is meant."""
+    """An image in a registry, in docker's notation. `host`: the registry. Without tag and digest, the tag is
+    `latest`."""
 
     host: str
     name: str
@@ -116,7 +117,7 @@ def descriptor(media_type: str, raw: bytes, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest or an index, as the raw bytes of its digest."""
+    """A manifest or an index, as the raw bytes from which its digest is computed."""
 
     raw: bytes
     media_type: str
@@ -127,7 +128,7 @@ class Manifest:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The parsed JSON. Raises Malformed, also if it could be read both as an index and as an image manifest."""
+        """The parsed JSON. Raises Malformed, also for a document that could be both an index and an image manifest."""
         found = parse_document(self.raw, "the manifest", MAX_MANIFEST)
         if "manifests" in found and {"layers", "config"} & found.keys():
             raise Malformed("the manifest is also an index")
@@ -152,8 +153,8 @@ class Manifest:
 
     @property
     def only_image(self) -> dict[str, Any]:
-        """The descriptor of the only image in an index. Engines choose by platform, and each interprets platforms
-        differently (`x86_64`, `Linux/AMD64`, none at all), so an index of several images is refused."""
+        """The descriptor of the only image in an index. Raises Refusal for an index of several images: engines choose
+        by platform, and interpret platforms such as `x86_64`, `Linux/AMD64` or a missing one differently."""
         images = [item for item in descriptors(self.document, "manifests") if not _is_attestation(item)]
         if len(images) != 1:
             raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")
@@ -161,20 +162,21 @@ class Manifest:
 
 
 def _is_attestation(item: Mapping[str, Any]) -> bool:
-    """buildx gives its attestations the platform unknown/unknown, which no engine runs."""
+    """Whether an entry of an index is an attestation of buildx: its platform is unknown/unknown, which no engine
+    runs."""
     platform = item.get("platform")
     return isinstance(platform, dict) and platform.get("os") == platform.get("architecture") == "unknown"
 
 
 class BlobSource(Protocol):
-    """Source of blobs of any size, each checked against its digest."""
+    """A source of blobs of any size, whose content matches their digests."""
 
     def blocks(self, digest: str) -> Iterator[bytes]: ...
 
 
 class ImageSource(BlobSource, Protocol):
-    """Source of manifests and blobs: a repository in a registry, or a saved image. Everything is checked against its
-    digest."""
+    """A source of manifests and blobs: a repository in a registry, or a saved image. All that it returns
+    matches its digest."""
 
     def manifest(self, target: str) -> Manifest | None: ...
     def blob(self, digest: str, limit: int = ...) -> bytes: ...
@@ -205,5 +207,5 @@ def digest_in(item: Any) -> str:
 
 
 def fallback_tag(digest: str) -> str:
-    """The tag with the list of referrers, for registries without the referrers API."""
+    """The tag of the list of a manifest's referrers, for registries without the referrers API."""
     return digest.replace(":", "-")

@@ -181,15 +181,15 @@ class Repository:
         answer = self._send("GET", where)
         self._require(answer, (204,), "cannot resume an interrupted upload")
         match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))
-        # 0-0 also stands for no byte at all
+        # a registry also answers 0-0 if it has received no byte
         held = int(match[1]) + 1 if match and match[1] != "0" else 0
         if not start <= held <= start + len(part):
             raise NetworkError(f"{self.reference.host} lost a part of an upload", hint="run the same command again")
         return self._access.moved(answer.url, answer), held, part[held - start :]
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
-        """Upload a manifest under a tag or its own digest. Returns whether the registry itself lists it as a referrer
-        of its subject."""
+        """Upload a manifest under a tag or its own digest. Return whether the registry adds it to the referrers of its
+        subject; otherwise the caller must do so."""
         headers = {"Content-Type": manifest.media_type}
         answer = self._send("PUT", f"{self._url}/manifests/{target}", data=manifest.raw, headers=headers)
         self._require(answer, (201,), f"does not accept the manifest {target}")
@@ -232,7 +232,7 @@ class Repository:
 
 
 def _error_message(answer: requests.Response) -> str:
-    """The error message in the registry's response."""
+    """The error message in the registry's response; empty if the response has none."""
     try:
         errors = json.loads(registry_http_and_auth.whole_body(answer, 1 << 16, "the error"))["errors"]
         words = "; ".join(f"{item.get('code')}: {item.get('message')}" for item in errors[:3])
@@ -242,7 +242,7 @@ def _error_message(answer: requests.Response) -> str:
 
 
 def _origin(host: str, authority: str | None) -> str:
-    """The base URL: https; for a local registry without TLS http, as in docker."""
+    """The base URL of a registry: https, or http for a registry without TLS on this machine, as in docker."""
     if registry_http_and_auth.is_local(urlsplit(f"//{host}").hostname or ""):
         try:
             once = registry_http_and_auth.registry_session(authority, tries=1)

@@ -1,7 +1,8 @@
 """Access to a registry: docker's credentials, tokens, and the hosts that may receive them.
 
-A registry may redirect to other hosts for a token or a blob. Credentials are sent to the registry's own host and port,
-and to a token service of its domain or of the settings, over TLS if the registry uses TLS; to no other host.
+A registry may redirect to other hosts for a token or a blob. Credentials are sent only to the registry's own host and
+port, and to a token service that is in the same domain or named in the settings. They are sent over TLS if the registry
+uses TLS.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Adapter(Adapter):
 
 @cache
 def _context(authority: str | None) -> ssl.SSLContext:
-    """The TLS context, cached: reading the system's authorities takes tens of milliseconds."""
+    """The TLS context. It is cached because reading the system's authorities takes tens of milliseconds."""
     context = ssl.create_default_context()
     if authority:
         context.load_verify_locations(authority)
@@ -57,8 +58,8 @@ def _context(authority: str | None) -> ssl.SSLContext:
 
 
 def registry_session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
-    """A session with proxies from the environment, but without netrc. `authority`: a file of additional trusted
-    certificates; `limits`: None for the configured limits."""
+    """A session with proxies from the environment, but without netrc. `authority`: a file with additional trusted
+    certificates; `tries`: attempts per request; `limits`: None for the configured limits."""
     made = requests.Session()
     made.auth = _nobody
     made.headers["Accept-Encoding"] = "identity"
@@ -102,14 +103,15 @@ def logins() -> list[str]:
 
 
 class Access:
-    """Sends requests to one registry with docker's login for it. `base`: its origin."""
+    """Sends requests to one registry with docker's login for it. `base`: the registry's scheme, host and port."""
 
     def __init__(self, host: str, base: str, http: requests.Session) -> None:
         self.host, self.base, self._http = host, base, http
         self._proofs: dict[str, str] = {}  # scope -> value of the Authorization header
 
     def send(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
-        """The response, whatever its status; redirects are followed. Raises NetworkError or Refusal."""
+        """Send a request, follow redirects, and return the response, whatever its status. Raises NetworkError or
+        Refusal."""
         answer = self._follow(method, url, scope, **options)
         if answer.status_code == 401:  # no token yet, or it has expired
             proof = self._proof(answer.headers.get("WWW-Authenticate", ""), scope)
@@ -137,7 +139,8 @@ class Access:
         return self.inside(there)
 
     def inside(self, url: str) -> str:
-        """The URL as requests will send it. Raises Refusal if it is invalid or leaves TLS.
+        """The URL as requests will send it. Raises Refusal if it is invalid or does not use https. http is allowed only
+        for a host of this machine, if the registry uses http too.
 
         The check uses that form, because parsers differ: in `https://a\\@b` urlsplit finds host b, and requests
         connects to a.
@@ -239,9 +242,9 @@ def is_local(host: str) -> bool:
 
 
 def related(registry: str, service: str) -> bool:
-    """Whether a token service belongs to its registry: the same scheme, host and port, or https on port 443 of the same
-    registrable domain, like registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com. Both are
-    URLs."""
+    """Whether the URL of a token service belongs to that of its registry. Either both have the same scheme, host and
+    port; or the service uses https on port 443 of the same registrable domain, like auth.docker.io for
+    registry-1.docker.io."""
     if _origin(registry) == _origin(service):
         return True
     domains = {_domain(urlsplit(url).hostname or "") for url in (registry, service)}
@@ -250,7 +253,7 @@ def related(registry: str, service: str) -> bool:
 
 @cache
 def _public_suffixes() -> PublicSuffixList:
-    """The list in the package publicsuffixlist, cached: reading it takes tens of milliseconds."""
+    """The list in the package publicsuffixlist. It is cached because reading it takes tens of milliseconds."""
     from publicsuffixlist import PublicSuffixList
 
     return PublicSuffixList()

@@ -1,9 +1,10 @@
-"""Predicts which file the dynamic loader takes for each library that torch needs, by the rules of ld.so(8).
+"""Predicts which file the dynamic loader loads for each library that torch needs, by the rules of ld.so(8).
 
-For a needed name without a slash: the RPATH of the requesting file and of the files that led to it, unless the
-requesting file has a RUNPATH; then LD_LIBRARY_PATH; the requesting file's RUNPATH; the loader's cache; the default
-folders. A library that is loaded already, under its soname, is not searched again. Files that are planned but not yet
-installed, or that will be removed, can be given. Subfolders for special processors (glibc-hwcaps) are not searched.
+A name without a slash is searched in this order. First, unless the requesting file has a RUNPATH, in its RPATH and in
+the RPATH of each file through which it was loaded. Then in LD_LIBRARY_PATH, in the requesting file's RUNPATH, in the
+loader's cache, and in the default folders. A soname that is already loaded is not searched again. `LoaderInput.planned`
+adds files that are not yet installed, and hides files that will be removed. Unlike the loader, the prediction does not
+search subfolders for special processors (glibc-hwcaps).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_FILES = 2000
 
 @dataclass(frozen=True)
 class LoadedFile:
-    """A file that the loader takes for a name. `way`: the rule by which it is found."""
+    """A file that the loader takes for a library name. `way`: the rule by which the loader finds it."""
 
     name: str
     path: str
@@ -35,8 +36,8 @@ class LoadedFile:
 
 @dataclass(frozen=True)
 class LoaderInput:
-    """What the loader's choice depends on. `program`: the main program; `roots`: the files that it opens, in order;
-    `planned`: files as they will be after the changes, None for a file that will be removed."""
+    """What the loader's choice of files depends on. `program`: the main program; `roots`: the files that it opens, in
+    order; `planned`: the content of files that the changes will add, None for a file that they will remove."""
 
     program: str
     roots: tuple[str, ...]
@@ -53,7 +54,7 @@ class _Object:
 
 
 def torch_roots(torch_folder: Path) -> tuple[str, ...]:
-    """The files that `import torch` opens itself, in that order, as far as they exist."""
+    """The existing files that `import torch` opens itself, in that order."""
     libraries = torch_folder / "lib"
     found = [
         libraries / "libtorch_global_deps.so",
@@ -64,7 +65,7 @@ def torch_roots(torch_folder: Path) -> tuple[str, ...]:
 
 
 def loaded_files(given: LoaderInput) -> dict[str, LoadedFile]:
-    """The file of each library that gets loaded, by its soname (its file name if it has none)."""
+    """The file of each library that gets loaded, by soname (by file name if the library has no soname)."""
     return _Loader(given).run()
 
 
@@ -94,7 +95,7 @@ class _Loader:
         return self._found
 
     def _load_needed(self, start: Iterable[_Object]) -> None:
-        """Load what these files need, breadth first, as the loader does."""
+        """Load the libraries that these files need, breadth first, as the loader does."""
         todo = deque(start)
         while todo and len(self._loaded) < _MOST_FILES:
             item = todo.popleft()
@@ -108,7 +109,8 @@ class _Loader:
                         break
 
     def _open(self, path: str, way: str, loader: _Object, soname: str = "") -> list[_Object] | None:
-        """The loaded file, as a list for the queue; empty if it was loaded before, None if it is not a library."""
+        """Load a file and return it as a list with one element; an empty list if it was loaded before, None if it is
+        not a library."""
         elf = self._elf(path)
         if elf is None:
             return None
@@ -124,7 +126,7 @@ class _Loader:
         return next((path for path, _ in self._candidates(name, item)), None)
 
     def _candidates(self, name: str, item: _Object) -> Iterator[tuple[str, str]]:
-        """(path, rule) of each file that exists, in the loader's order."""
+        """Yield (path, rule) of each existing file with this name, in the loader's search order."""
         if "/" in name:
             paths: Iterator[tuple[str, str]] = iter([(name, f"by path in {item.path}")])
         else:
@@ -161,7 +163,7 @@ class _Loader:
 
 
 def _chain(item: _Object) -> Iterator[_Object]:
-    """The file and the files that led to it, up to the main program."""
+    """The file and the files through which it was loaded, up to the main program."""
     above: _Object | None = item
     while above is not None:
         yield above
@@ -177,8 +179,8 @@ def _expanded(variable: str | None, path: str) -> Sequence[str]:
 
 
 def _cached_paths() -> dict[str, tuple[str, ...]]:
-    """The paths in the loader's cache by file name: strings between NUL bytes, independent of the format around
-    them."""
+    """The paths in the loader's cache, by file name. They are read as strings between NUL bytes, whatever the cache's
+    format version."""
     try:
         with _CACHE.open("rb") as file:
             parts = file.read(_LARGEST_CACHE).split(b"\0")

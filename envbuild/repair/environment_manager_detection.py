@@ -1,6 +1,7 @@
-"""Detects what manages an environment: pip or uv in a virtual environment, a uv or Poetry project, conda, the system.
+"""Detects what manages a Python environment: pip or uv in a virtual environment, a uv or Poetry project, conda, or the
+system.
 
-Reads files of the environment and of the project around it; runs nothing.
+Reads files of the environment and of the folder that contains it; runs no commands.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _LARGEST = 64 << 20  # bytes: larger files in conda-meta are not read
 
 @dataclass(frozen=True)
 class CondaPackage:
-    """An installed conda package. `depends`: its requirements in conda's form; `files`: relative to the prefix."""
+    """An installed conda package. `depends`: its requirements in conda's syntax; `files`: their paths relative to the
+    environment's folder."""
 
     name: str
     version: str
@@ -35,8 +37,9 @@ class CondaPackage:
 
 @dataclass(frozen=True)
 class EnvironmentManager:
-    """What manages an environment. `reason`: the files that show it; `project`: the folder of a uv or Poetry project;
-    `has_pip`: pip is installed in it; `locked_down`: the system forbids pip (EXTERNALLY-MANAGED, PEP 668)."""
+    """What manages an environment. `reason`: the file or folder from which this was detected; `project`: the folder of
+    a uv or Poetry project; `has_pip`: pip is installed in it; `locked_down`: the system forbids pip
+    (EXTERNALLY-MANAGED, PEP 668)."""
 
     kind: Kind
     python: str
@@ -56,7 +59,8 @@ class EnvironmentManager:
         return self._conda_files.get(relative)
 
     def conda_distributions(self, metadata_files: Mapping[str, Path]) -> frozenset[str]:
-        """The distributions whose METADATA a conda package installed. `metadata_files`: by distribution."""
+        """The distributions whose METADATA a conda package installed. `metadata_files`: the METADATA file of each
+        distribution."""
         return frozenset(name for name, file in metadata_files.items() if self.conda_owner(str(file)))
 
     @cached_property
@@ -110,7 +114,8 @@ def conda_program() -> str:
 
 
 def metadata_files(folders: Sequence[str]) -> dict[str, Path]:
-    """The METADATA file of each distribution in these package folders; of duplicates the one that an import uses."""
+    """The METADATA file of each distribution in these package folders. If two folders contain a distribution, the file
+    in the first folder counts, as for an import."""
     found: dict[str, Path] = {}
     for folder in folders:
         for file in sorted(Path(folder).glob("*.dist-info/METADATA")):
@@ -138,7 +143,7 @@ def _pyvenv(file: Path) -> Mapping[str, str] | None:
 
 
 def _tools(folder: Path) -> Mapping[str, Any]:
-    """The tables below [tool] in a project's pyproject.toml; empty if it has none or cannot be read."""
+    """The tables below [tool] in a project's pyproject.toml; empty if the file has none or cannot be read."""
     try:
         tools = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError, RecursionError):
@@ -147,7 +152,7 @@ def _tools(folder: Path) -> Mapping[str, Any]:
 
 
 def _locks_torch(file: Path) -> bool:
-    """Whether a uv.lock has torch: `uv sync` does not install what its lock lacks."""
+    """Whether a uv.lock contains torch. If not, uv did not install torch from this project."""
     try:
         return bool(re.search(r'(?m)^name = "torch"$', file.read_text(encoding="utf-8", errors="replace")))
     except OSError:
@@ -155,13 +160,13 @@ def _locks_torch(file: Path) -> bool:
 
 
 def _poetry_project(prefix: Path) -> tuple[Path | None, str] | None:
-    """(the project's folder if known, what shows it); None if Poetry does not manage the environment."""
+    """Return (the project's folder if known, the reason); None if Poetry does not manage the environment."""
     project = prefix.parent
     if (project / "poetry.lock").is_file() or "poetry" in _tools(project):
         file = "poetry.lock" if (project / "poetry.lock").is_file() else "pyproject.toml"
         return project, str(project / file)
     if "pypoetry" in prefix.parts:
-        return None, f"{prefix} is in Poetry's folder of environments"
+        return None, f"{prefix} is in the folder where Poetry keeps environments"
     return None
 
 
@@ -177,7 +182,7 @@ def _conda_packages(prefix: Path) -> tuple[CondaPackage, ...]:
 
 
 def _conda_package(file: Path) -> CondaPackage | None:
-    """The package that a file of conda-meta describes; None for an unreadable one."""
+    """The package that a file of conda-meta describes; None if the file cannot be read or is invalid."""
     try:
         if file.stat().st_size > _LARGEST:
             return None

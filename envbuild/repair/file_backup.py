@@ -1,8 +1,8 @@
-"""Keeps the files of an environment's distributions while they are replaced, and restores them.
+"""Backs up the files of an environment's distributions before they are replaced, and restores them.
 
-The backup is a folder of hard links in the environment: it needs no space until a file is replaced, and a restored file
-is the original one, which still shares its content with caches and other environments. Where links are not possible,
-files are copied. Bytecode in `__pycache__` is not kept.
+The backup is a folder of hard links in the environment. It needs no space until a file is replaced. A restored file is
+the original one, which still shares its content with caches and other environments. Where links are not possible, files
+are copied. Bytecode in `__pycache__` is not kept.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class KeptFile(_Model):
 
 
 class Backup(_Model):
-    """What a backup contains. `files`: by distribution, a name in `.dist-info` form or "" for other files; `done`: the
-    changes are complete, and only changed distributions are left in the backup; `added`: the files that the changes
-    brought; `project`: the sha256 of changed project files after the changes."""
+    """What a backup contains. `files`: by the name of a distribution's `.dist-info` folder, or "" for other files;
+    `done`: the changes are complete, and only changed distributions are left in the backup; `added`: the files that the
+    changes added; `project`: the sha256 of each project file after the changes."""
 
     version: int = 1
     prefix: str
@@ -75,14 +75,14 @@ class BackupFolder:
 
     @property
     def bytes(self) -> int:
-        """The disk space that only the backup uses: that of kept files without another hard link."""
+        """The disk space that only the backup uses: the size of the kept files that have no hard link elsewhere."""
         rows = (self.kept(file).lstat() for files in self.content.files.values() for file in files)
         return sum(row.st_size for row in rows if row.st_nlink == 1)
 
 
 def distribution_files(prefix: Path, sites: Iterable[str]) -> dict[str, list[Path]]:
-    """The files of each installed distribution, by the name of its `.dist-info` folder: the files that its RECORD lists
-    and all files in that folder. Files outside the environment are left out."""
+    """The files of each installed distribution, by the name of its `.dist-info` folder: the files that its RECORD
+    lists, and all files in the `.dist-info` folder. Files outside the environment and bytecode are left out."""
     found: dict[str, list[Path]] = {}
     for site in map(Path, sites):
         for info in sorted(site.glob("*.dist-info")):
@@ -122,7 +122,7 @@ def take_backup(
     with temporary_files.folder("backup", folder.parent) as made:
         (made / _FILES).mkdir()
         listed = distribution_files(prefix, sites)
-        listed[""] = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100 - a link stays a link
+        listed[""] = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100 - do not resolve links
         count, files, numbers = 0, dict[str, list[KeptFile]](), dict[Path, KeptFile]()
         for info, paths in listed.items():
             files[info] = []
@@ -160,7 +160,8 @@ def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | N
 
 
 def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupFolder:
-    """After the changes: keep only the distributions that changed, with their checksums, and note what was added."""
+    """Complete a backup after the changes: keep only the distributions that changed, with the checksums of their files,
+    and list the added files."""
     content, prefix = backup.content, Path(backup.content.prefix)
     changed = {
         info: files for info, files in content.files.items() if not info or any(map(backup_differs(backup), files))
@@ -194,7 +195,7 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
 
 
 def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
-    """Return a function that checks whether a file of the environment differs from the kept one."""
+    """Return a function that checks whether a file of the environment differs from its copy in the backup."""
 
     def differs(file: KeptFile) -> bool:
         try:
@@ -208,7 +209,8 @@ def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
 
 
 def written_into(backup: BackupFolder) -> list[str]:
-    """The kept files that a command wrote into instead of replacing them, which changed the backup too."""
+    """The paths of files that a command changed in place instead of replacing them. Such a change also changes the hard
+    link in the backup."""
     files = {file.number: file for files in backup.content.files.values() for file in files}
     kept = ((file, backup.kept(file).lstat()) for file in files.values() if os.path.lexists(backup.kept(file)))
     return sorted(file.path for file, now in kept if (now.st_size, now.st_mtime_ns) != (file.size, file.modified))
@@ -234,7 +236,7 @@ def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
     allowed = {str(prefix.parent / name) for name in PROJECT_FILES}
     paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
     for text in [*paths, *content.sites, content.prefix]:
-        # the folder may be a link; if the file is a link, the link itself is replaced, not its target
+        # resolve links in the folder; if the file is a link, the link itself is replaced, not its target
         inside = (Path(text).parent.resolve() / Path(text).name).is_relative_to(prefix.resolve())
         if text not in allowed and not (inside and Path(os.path.normpath(text)) == Path(text)):
             raise FileError(
@@ -244,10 +246,11 @@ def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
 
 
 def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
-    """Restore every file of the changed distributions, remove what the changes brought, and delete the backup.
+    """Restore every file of the changed distributions, remove the files that the changes added, and delete the backup.
+    The backup stays if a project file is not restored.
 
-    Returns the names of the distributions, and the project files that were changed since and are left as they are.
-    Raises HashMismatch before anything is restored if a kept file is not the original one.
+    Returns the names of the restored distributions, and the project files that are not restored because they were
+    changed after the repair. Raises HashMismatch, before anything is restored, if a file in the backup has changed.
     """
     if not backup.content.done:
         backup = finish_backup(backup)
@@ -257,7 +260,8 @@ def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
         path = backup.kept(file)
         if os.path.lexists(path) and _sha256(path) != file.sha256:
             raise HashMismatch(
-                f"{path}, the backup of {file.path}, has changed", hint="restore the file by hand, or install again"
+                f"{path}, the backup of {file.path}, has changed",
+                hint="restore the file by hand, or install its package again",
             )
     before = {file.path for file in kept}
     now = distribution_files(prefix, content.sites)
@@ -287,7 +291,8 @@ def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
 
 
 def _remove_empty(folder: Path, prefix: Path) -> None:
-    """Remove folders that have nothing but bytecode, up to the environment's own folder."""
+    """Remove this folder if it contains nothing but bytecode, then likewise the folders above it, up to the
+    environment's own folder."""
     while folder != prefix and folder.is_relative_to(prefix):
         try:
             entries = {entry.name for entry in folder.iterdir()}
@@ -306,12 +311,12 @@ def undo_command(prefix: Path) -> str:
 
 
 def name_in_dist_info(info: str) -> str:
-    """The normalized name in the name of a `.dist-info` folder."""
+    """The normalized distribution name in the name of a `.dist-info` folder."""
     return canonicalize_name(info.removesuffix(".dist-info").partition("-")[0])
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file's content, or of a link's target."""
+    """The sha256 of a file's content, or of a symbolic link's target path."""
     if path.is_symlink():
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     with path.open("rb") as stream:
@@ -319,6 +324,6 @@ def _sha256(path: Path) -> str:
 
 
 def file_sizes(files: Mapping[str, Iterable[Path]], names: frozenset[str]) -> int:
-    """The size of the files of these distributions, in bytes."""
+    """The total size of the files of the distributions in `names`, in bytes."""
     paths = {path for info, listed in files.items() if name_in_dist_info(info) in names for path in listed}
     return sum(path.lstat().st_size for path in paths if os.path.lexists(path))

@@ -1,6 +1,7 @@
-"""Provides fixed libraries in a private, hash-checked folder, and finds the variable that makes a program load them.
+"""Unpacks fixed libraries into a hash-checked folder, and finds the environment variable that makes a program load
+them.
 
-The environment is not changed. The folder is in the user's cache and is shared by all environments.
+The Python environment is not changed. The folder is in the user's cache, and all Python environments share it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _LIST = "libraries.json"
 
 @dataclass(frozen=True)
 class ProgramEnvironment:
-    """The variables that a program needs (None: remove the variable), why they are effective, and the libraries that
-    the program should map: soname -> path."""
+    """The variables that a program needs (None: remove the variable), the reason why they work, and the libraries that
+    the program should then load: soname -> path."""
 
     variables: Mapping[str, str | None]
     reason: str
@@ -41,9 +42,10 @@ class ProgramEnvironment:
 
 
 def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -> ProgramEnvironment:
-    """The variables with which a program loads the fixed libraries.
+    """Return the variables that make a program load the fixed libraries.
 
-    Raises RepairRefused if the fix needs more than other library files, CheckFailed if no variable has an effect.
+    Raises RepairRefused if a package must be installed to fix the fault, CheckFailed if no variable makes the loader
+    take the fixed libraries.
     """
     changes = plan.diagnosis.changes
     more = [
@@ -57,13 +59,15 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
     ]
     if more:
         fix = f"envbuild fix --python {plan.target}"
-        raise RepairRefused(f"the fix needs {', '.join(more)}, not only other library files", hint=f"see: {fix}")
+        raise RepairRefused(
+            f"the fix must install {', '.join(more)}; other library files are not enough", hint=f"see: {fix}"
+        )
     variables: dict[str, str | None] = dict(changes.variables)
     missing = [pin for pin in changes.pins if not pin.installed]
     if not missing:
         variables |= _shell_changes(plan)
         expected = {row.library: row.after for row in plan.libraries if row.after}
-        return ProgramEnvironment(variables, "the environment has fixed libraries", expected)
+        return ProgramEnvironment(variables, "the environment already contains the fixed libraries", expected)
     version = ".".join(held.python.version.split(".")[:2])
     folders = [library_folder(pin, version, say) for pin in missing]
     found = effective_variables(held, missing, folders)
@@ -82,9 +86,9 @@ def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
 
 
 def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Sequence[Path]) -> ProgramEnvironment:
-    """LD_LIBRARY_PATH if the loader then takes the files of these folders, otherwise LD_PRELOAD.
+    """Return LD_LIBRARY_PATH if the loader takes the files of these folders with it, otherwise LD_PRELOAD.
 
-    Raises CheckFailed if neither has an effect: the library has a different name, or linked into torch.
+    Raises CheckFailed if neither works: torch's library has a different name, or is linked into torch.
     """
     given = repair_plan.loader_input(held)
     if given is None:
@@ -93,7 +97,7 @@ def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Seq
     names = [name for pin in pins for name in repair_plan.group_sonames(held, pin.library, before)]
     if not names:
         raise CheckFailed(
-            f"torch does not load {', '.join(pin.library for pin in pins)} as a file of its own",
+            f"torch does not load {', '.join(pin.library for pin in pins)} from a separate file",
             hint="install a different build of torch: envbuild fix",
         )
     own = {path.name: os.path.realpath(path) for folder in folders for path in folder.glob("*.so*")}
@@ -105,17 +109,18 @@ def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Seq
     if all(after[name].path == wanted[name] for name in names):
         return ProgramEnvironment({"LD_LIBRARY_PATH": path}, "LD_LIBRARY_PATH comes first", wanted)
     why = next(before[name].way for name in names if after[name].path != wanted[name])
-    # a library before those that need it
+    # libcublasLt before libcublas, which needs it
     order = sorted(wanted.values(), key=lambda file: "Lt.so" not in file)
     preload = " ".join([*order, *filter(None, [given.preload])])
     after = dynamic_loader_search.loaded_files(replace(given, preload=preload))
     if all(after[name].path == wanted[name] for name in names):
         return ProgramEnvironment({"LD_PRELOAD": preload}, f"LD_LIBRARY_PATH has no effect: {why}", wanted)
-    raise CheckFailed(f"the loader takes different files than {', '.join(wanted.values())}", hint=f"found by {why}")
+    raise CheckFailed(f"the loader does not take {', '.join(wanted.values())}", hint=f"it takes other files, by {why}")
 
 
 def library_folder(pin: LibraryPin, python: str, say: Callable[[str], None]) -> Path:
-    """The folder with the libraries of a wheel; downloaded once, and each file is checked every time."""
+    """Return the folder with the libraries of a wheel. The wheel is downloaded once; the checksum of each file is
+    checked at every call."""
     folder = user_folders.cache_folder("libraries") / f"{pin.distribution}-{pin.version}"
     if _is_intact(folder):
         return folder
@@ -161,7 +166,7 @@ def unpack_libraries(wheel: Path, folder: Path) -> None:
             listed[file] = sha256_file_store.file_digest(target)
             digest = base64.urlsafe_b64encode(bytes.fromhex(listed[file])).rstrip(b"=").decode()
             if rows.get(name) != f"sha256={digest}":
-                raise HashMismatch(f"{name} in {wheel.name} is not the file of its RECORD")
+                raise HashMismatch(f"{name} in {wheel.name} does not match its checksum in RECORD")
     (folder / _LIST).write_text(json.dumps(listed), encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
-"""Installs a lock as a virtual environment of this machine, from the store of wheels, each checked by its hash.
+"""Installs a lock into a virtual environment on this machine. Each wheel comes from the store and is checked by its
+hash.
 
-The overrides of the profile are effective in the environment: the installed metadata require the overriding versions,
-as in images, and pip and uv find the locked versions as constraints.
+A later `pip install` keeps the profile's overrides: as in images, the installed metadata require the overriding
+versions, and pip and uv use the locked versions as constraints.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _LAST_LINES = 8
 
 @dataclass(frozen=True)
 class InstalledLock:
-    """An environment of a lock. `installed`: the distributions that were missing or had a different version;
-    `left_out`: extensions that are compiled only in images."""
+    """The environment that a lock was installed into. `installed`: the distributions that were missing or had a
+    different version before; `left_out`: extensions, which are compiled only in images."""
 
     profile: str
     lock: str
@@ -52,12 +53,13 @@ def install_lock(
     name: str, lock: Lock, variables: Mapping[str, str], folder: Path, say: Callable[[str], None]
 ) -> InstalledLock:
     """Install the lock of profile `name` in `folder`, a new or an existing virtual environment. `variables`: the
-    profile's, set by the activation.
+    profile's environment variables, which bin/activate sets.
 
-    Raises FileError if the folder exists and is not such an environment, SystemFault without the lock's Python,
-    NetworkError if a wheel cannot be downloaded, BuildError if the installation fails.
+    Raises FileError if the folder contains something else, or an environment of another Python version; SystemFault if
+    the lock's Python is not on this machine; NetworkError if a wheel cannot be downloaded; BuildError if the
+    installation fails.
     """
-    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link stays a link
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - do not resolve links
     python = _interpreter(lock.python)
     _require_environment(folder, lock.python)
     store = sha256_file_store.wheel_store()
@@ -80,14 +82,14 @@ def install_lock(
 
 
 def _interpreter(version: str) -> Path:
-    """A Python of this version on this machine."""
+    """Return a Python of this version on this machine."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     candidates = [shutil.which(f"python{version}"), sys.executable if own == version else None, shutil.which("python3")]
     for candidate in filter(None, candidates):
         if host_runner.version(Path(candidate)) == version:
             return Path(candidate)
     raise SystemFault(
-        f"the lock needs Python {version}, and this machine has none on PATH",
+        f"the lock needs Python {version}, which is not on PATH",
         hint=f"apt install python{version}, or: uv python install {version}; then put python{version} on PATH",
     )
 
@@ -123,9 +125,9 @@ def _missing(folder: Path, lock: Lock) -> set[str]:
 
 
 def _install(lock: Lock, store: Store, folder: Path, names: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Install these distributions with uv from the store; uv compares each file with its hash."""
+    """Install these distributions with uv from the store of wheels. uv checks the hash of each file."""
     links = user_folders.cache_folder("find-links") / lock.short
-    links.mkdir(parents=True, exist_ok=True)  # the same folder each time: uv's cache goes by the path of a wheel
+    links.mkdir(parents=True, exist_ok=True)  # always the same folder: uv's cache is keyed by the path of a wheel
     lines = []
     for locked in lock.wheels:
         wheel = locked.wheel
@@ -153,14 +155,15 @@ def _uv(*words: str) -> None:
 
 
 def _write_constraints(lock: Lock, name: str, folder: Path) -> None:
-    """Write the locked versions as constraints, which pip in the environment always reads."""
+    """Write the locked versions as constraints, and a pip.conf that makes pip use them. No pip.conf if the path has a
+    space."""
     file = folder / "constraints.txt"
     _write(file, requirements_export.constraints(lock, name, metadata_changed=True))
     _write(folder / "pip.conf", f"[install]\nconstraint = {file}\n" if " " not in str(file) else "")
 
 
 def _write_activation(folder: Path, name: str, variables: Mapping[str, str]) -> None:
-    """Set the profile's variables, and uv's constraints, in bin/activate (bash, zsh)."""
+    """Make bin/activate (bash, zsh) set the profile's variables and the constraints for uv."""
     file = folder / "bin" / "activate"
     file_text = file.read_text(encoding="utf-8")
     kept = re.sub(rf"(?ms)^{re.escape(_BEGIN)}.*?^{re.escape(_END)}\n", "", file_text)

@@ -1,4 +1,5 @@
-"""Watches a program and its child processes, and reports which files of given libraries they really map."""
+"""Watches a program and its child processes, and reports which files of given libraries they have mapped into
+memory."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _MOST_REPORTS = 64
 
 
 def mapped_files(pid: int, sonames: Collection[str]) -> set[str]:
-    """The files of these libraries that a process has mapped; empty if it ended or may not be read."""
+    """The files of these libraries that a process has mapped; empty if the process has ended or its maps may not be
+    read."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -23,7 +25,7 @@ def mapped_files(pid: int, sonames: Collection[str]) -> set[str]:
 
 
 def _is_one_of(file: str, sonames: Collection[str]) -> bool:
-    """Whether a file name is that of a library: the soname, with or without a longer version or a hash."""
+    """Whether a file name belongs to one of the sonames. The version may be longer, and a hash may precede ".so"."""
     stem = re.sub(r"(-[0-9a-f]{8})?\.so\b.*$", "", file.partition(" (deleted)")[0])
     return ".so" in file and stem in {name.partition(".so")[0] for name in sonames}
 
@@ -40,7 +42,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 class LibraryWatch:
-    """Reports each process's files once, from a thread. `report`: gets the process id and a path."""
+    """Reports each mapped file of each process once, in a thread. `report` receives the process id and the path."""
 
     def __init__(self, sonames: Collection[str], report: Callable[[int, str], None]) -> None:
         self._sonames, self._report = sonames, report
@@ -53,7 +55,7 @@ class LibraryWatch:
         self._thread.start()
 
     def stop(self) -> bool:
-        """End the watch. Return whether any of the libraries was seen."""
+        """Stop watching. Return whether any process mapped one of the libraries."""
         self._end.set()
         if self._thread:
             self._thread.join(_SLOW)

@@ -14,7 +14,8 @@ from envbuild.util.json_output_types import AdvisoryRow
 
 @dataclass(frozen=True)
 class CommandDocument:
-    """A command. `argv`: its arguments; `text`: the same, quoted for a shell; `shell`: it changes the shell itself."""
+    """A command. `argv`: the program and its arguments; `text`: the same as one line, quoted for a shell; `shell`: true
+    if it changes the variables of the shell itself."""
 
     does: str
     argv: tuple[str, ...]
@@ -24,7 +25,7 @@ class CommandDocument:
 
 @dataclass(frozen=True)
 class ManualFix:
-    """A fault that the user has to fix, and how."""
+    """A fault that the user has to fix, and how to fix it."""
 
     problem: str
     remedy: str
@@ -34,10 +35,11 @@ class ManualFix:
 class RepairDocument:
     """The document of `envbuild fix --json`.
 
-    `state`: healthy, fixable, by-hand; after `--apply` fixed. `profile`: whose probes prove the
-    fix. `manager`: what manages the environment. `advisories`: those acted on; `absent`: those in the log that this
-    environment excludes. `overrides`: lines for [tool.uv] of the project. `refused`: why `--apply` would not run the
-    commands. `backup`: the folder of the files that were replaced. `probes`: the results in the fixed environment.
+    `state`: healthy, fixable or by-hand; after `--apply`, fixed. `profile`: the profile whose probes test the fix.
+    `manager`: what manages the environment. `advisories`: the ones that the plan fixes; `absent`: the ones that the log
+    shows but that cannot apply to this environment. `overrides`: requirements for [tool.uv] override-dependencies of
+    the project. `refused`: why `--apply` would not run the commands. `backup`: the folder that keeps the replaced
+    files. `probes`: the results in the fixed environment.
     """
 
     target: str
@@ -59,7 +61,8 @@ class RepairDocument:
 
 @dataclass(frozen=True)
 class UndoneRepair:
-    """The document of `envbuild fix --undo --json`. `restored`: the distributions; `left`: files that were kept."""
+    """The document of `envbuild fix --undo --json`. `restored`: the distributions that were restored; `left`: project
+    files that were not restored because they changed after the repair."""
 
     target: str
     state: Literal["undone"]
@@ -69,8 +72,8 @@ class UndoneRepair:
 
 @dataclass(frozen=True)
 class ProgramDocument:
-    """The document of `envbuild run --json`. `variables`: to set, null to unset; `libraries`: the file that each
-    library should come from."""
+    """The document of `envbuild run --json`. `variables`: the values to set, null for a variable to unset; `libraries`:
+    the file from which each library should be loaded."""
 
     target: str
     state: Literal["healthy", "fixable", "by-hand"]
@@ -81,7 +84,7 @@ class ProgramDocument:
 
 
 def advisory_rows(plan: RepairPlan) -> tuple[AdvisoryRow, ...]:
-    """The advisories that a plan acts on."""
+    """The advisories that a plan fixes."""
     return tuple(AdvisoryRow(one.id, "affected", one.title, one.remedy) for one in plan.diagnosis.advisories)
 
 
@@ -105,7 +108,8 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
 
 
 def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], apply: str | None) -> Iterator[str]:
-    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that lets envbuild run it."""
+    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the
+    plan."""
     yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
     gpus = ", ".join(gpu.id for gpu in plan.diagnosis.gpus) or "GPU unknown"
     yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
@@ -123,9 +127,9 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
     for warning in plan.warnings:
         yield f"Warning: {warning}"
     if plan.refused and (plan.commands or plan.overrides):
-        yield f"Not for --apply: {plan.refused[0]}; {plan.refused[1]}"
+        yield f"--apply would refuse: {plan.refused[0]}; {plan.refused[1]}"
     elif apply and (plan.commands or plan.overrides):
-        yield "To let envbuild run this, keep the replaced files and test the result:"
+        yield "To let envbuild run these commands, back up the replaced files and test the result:"
         yield f"  {apply}"
     if prove:
         yield "Prove:"
@@ -137,7 +141,7 @@ def _found(plan: RepairPlan) -> Iterator[str]:
         yield f"Found: {advisory.id} ({advisory.severity}): {advisory.title}"
         yield f"  sources: {', '.join(advisory.cite[:2])}"
     for advisory in plan.diagnosis.absent:
-        yield f"Not here: {advisory.id}, which the log shows: versions or GPU of this environment do not match"
+        yield f"Ruled out here: {advisory.id}, which the log shows; versions or GPU of this environment do not match"
     for note in plan.diagnosis.notes:
         yield f"Note: {note}"
 
@@ -154,7 +158,7 @@ def _loaded(libraries: Sequence[LibraryOutcome]) -> Iterator[str]:
 
 def _commands(plan: RepairPlan) -> Iterator[str]:
     if plan.overrides:
-        yield f"  # in {plan.overrides.file}, so that uv sync keeps it:"
+        yield f"  # in {plan.overrides.file}, so that uv sync keeps the new version:"
         yield "  [tool.uv]"
         yield f"  override-dependencies = {json.dumps(plan.overrides.requirements)}"
     for command in plan.printed:
@@ -162,6 +166,6 @@ def _commands(plan: RepairPlan) -> Iterator[str]:
 
 
 def command_lines(command: Command) -> Iterator[str]:
-    """A command after a remark that says what it does."""
+    """Yield a comment that says what a command does, then the command."""
     yield f"  # {command.does}"
     yield f"  {command.text}"

@@ -1,6 +1,6 @@
-"""Plans the repair of an environment: the commands of its manager (pip, uv, conda, ...), the edits that keep the
-result, and which library files are loaded before and after. Reads the loader data of files and the manager's files;
-changes nothing.
+"""Plans the repair of an environment: the commands of its manager (pip, uv, conda, ...), the edits that keep a later
+installation from undoing them, and which library files are loaded before and after. Reads ELF headers and the manager's
+files; changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from envbuild.selftest.inventory.elf_reader import Elf
 
 @dataclass(frozen=True)
 class Command:
-    """A command as a list of arguments. `shell`: it changes the shell's own variables, so only its user can run it."""
+    """A command as a list of arguments. `shell`: the command changes the shell's own variables, so only the user of the
+    shell can run it."""
 
     does: str
     argv: tuple[str, ...]
@@ -44,7 +45,8 @@ class Command:
 
 @dataclass(frozen=True)
 class MetadataPin:
-    """A requirement of an installed distribution that would bring the old version back at the next installation."""
+    """A requirement of the installed distribution `owner` that would bring the old version of `name` back at the next
+    installation. `before`: the requirement; `version`: what it must become."""
 
     file: Path
     owner: str
@@ -54,10 +56,13 @@ class MetadataPin:
 
     @property
     def command(self) -> Command:
-        """sed writes a new file and renames it, so that files that share the old one's content do not change."""
+        """The sed command that changes the requirement. sed writes a new file and renames it, so hard links to the old
+        file do not change."""
         name = re.sub("-", "[-_.]", self.name)
         script = rf"s/^(Requires-Dist: *{name})[^A-Za-z0-9._;-][^;]*/\1==%s /I" % self.version
-        does = f"keep it: {self.owner} requires {self.before}, and the next pip install would bring that back"
+        does = (
+            f"keep the new version: {self.owner} requires {self.before}, and the next pip install would bring that back"
+        )
         return Command(does, ("sed", "-i", "-E", script, str(self.file)))
 
 
@@ -71,8 +76,8 @@ class ProjectOverrides:
 
 @dataclass(frozen=True)
 class LibraryOutcome:
-    """Which file of a library torch loads, now and afterwards. `before_way`, `after_way`: the loader's rule.
-    `measured`: the file that is loaded now was seen in a process that imported torch."""
+    """Which file of a library torch loads, now and after the repair. `before_way`, `after_way`: the loader's rule that
+    finds it. `measured`: true if `before` was seen in a process that imported torch, false if it is predicted."""
 
     library: str
     before: str | None
@@ -86,8 +91,9 @@ class LibraryOutcome:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """What to run. `commands`: in their order; `metadata` and `overrides`: edits that keep the result; `touched`: the
-    distributions that the commands replace; `refused`: why envbuild does not run them itself, with what to do."""
+    """The repair of an environment. `commands`: in the order to run them; `metadata` and `overrides`: edits that keep a
+    later installation from undoing the repair; `touched`: the distributions that the commands replace; `refused`: why
+    envbuild does not run the commands itself, and what to do."""
 
     target: str
     manager: EnvironmentManager
@@ -102,7 +108,7 @@ class RepairPlan:
 
     @property
     def printed(self) -> tuple[Command, ...]:
-        """All commands, with the edits that can be written as commands."""
+        """All commands, including the edits that can be written as commands."""
         return (*self.commands, *(pin.command for pin in self.metadata))
 
     @property
@@ -113,8 +119,8 @@ class RepairPlan:
 
 
 def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> RepairPlan:
-    """Plan the repair of an audited environment. `found`: the explanation of a log of the environment; `files_only`: as
-    in diagnose."""
+    """Plan the repair of an audited environment. `found`: the explanation of a log from the environment; `files_only`:
+    as in required_changes.diagnose."""
     held = audited.held
     diagnosis = required_changes.diagnose(audited, found, files_only=files_only)
     manager = environment_manager_detection.detect(held)
@@ -128,7 +134,7 @@ def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool =
     outcomes, shells, warnings = _outcomes(held, diagnosis.changes)
     steps.warnings += warnings
     commands = [*shells, *steps.commands()]
-    if manager.locked_down:  # pip refuses to change it
+    if manager.locked_down:  # pip refuses to change this environment
         return replace(
             plan,
             commands=(*shells, _run_with_fix(audited.target)),
@@ -155,7 +161,7 @@ def _run_with_fix(target: str) -> Command:
 
 @dataclass
 class _Steps:
-    """Translates the changes to commands of the environment's manager."""
+    """Translates the changes into commands of the environment's manager."""
 
     held: Holdings
     manager: EnvironmentManager
@@ -191,8 +197,8 @@ class _Steps:
             return
         if self.changes.bundled:
             self.warnings.append(
-                f"torch bundles {', '.join(self.changes.bundled)}, and installing another has no effect; to keep this "
-                "torch: envbuild run --with-fix -- PROGRAM"
+                f"torch bundles {', '.join(self.changes.bundled)}, so separately installed versions have no effect; "
+                "to keep this torch: envbuild run --with-fix -- PROGRAM"
             )
         present = self.held.installed.get("torch", "")
         same = present.partition("+")[0] == torch
@@ -223,7 +229,7 @@ class _Steps:
             )
 
     def _add(self) -> tuple[str, ...]:
-        """The beginning of a command that adds a requirement with its dependencies."""
+        """The first words of a command that installs a package with its dependencies."""
         if self.manager.kind == "uv-project":
             return ("uv", "add", "--project", str(self.manager.project))
         if self.manager.kind == "poetry" and self.manager.project:
@@ -254,7 +260,8 @@ class _Steps:
         return ProjectOverrides(self.manager.project / "pyproject.toml", tuple(pins))
 
     def touched(self) -> frozenset[str]:
-        """The distributions that the commands replace; with torch, all that it requires."""
+        """The distributions that the commands and edits replace. If torch is replaced, they include all installed
+        distributions that torch requires, directly or indirectly."""
         changes = self.changes
         texts = [*changes.packages, *changes.reinstall, *changes.uninstall]
         named: set[str] = {canonicalize_name(Requirement(text).name) for text in texts}
@@ -286,7 +293,7 @@ class _Steps:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
                 return text, "run the conda commands above, or change nothing: envbuild run --with-fix -- PROGRAM"
         if not any(not command.shell for command in commands):
-            return "the fix is a change of the shell, or by hand", "see above"
+            return "the fix only changes shell variables, or must be done by hand", "see above"
         return None
 
     def _conda_library(self, pin: LibraryPin) -> CondaPackage | None:
@@ -310,13 +317,13 @@ class _Steps:
                 name, _, bounds = text.partition(" ")
                 if name == owner.name and bounds and not _conda_allows(bounds, pin.version):
                     yield (
-                        f"{package.name} {package.version} requires {name} {bounds}: conda will replace or remove it "
-                        "too, or refuse"
+                        f"{package.name} {package.version} requires {name} {bounds}: conda will replace or remove "
+                        f"{package.name} too, or refuse"
                     )
 
 
 def _conda_allows(bounds: str, version: str) -> bool:
-    """Whether a version fits conda's bounds, as far as they are written like those of pip; others count as fitting."""
+    """Whether a version fits conda's bounds. Bounds in a syntax that pip does not share count as fitting."""
     text = bounds.partition(" ")[0]
     if re.fullmatch(r"[0-9.]+(\.\*)?", text):
         return version.startswith(text.removesuffix("*").removesuffix("."))
@@ -327,17 +334,16 @@ def _conda_allows(bounds: str, version: str) -> bool:
 
 
 def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], list[Command], list[str]]:
-    """What is loaded now and afterwards; the changes of the shell's variables that this needs; and warnings."""
+    """Return which files are loaded now and after the repair, the commands that change shell variables for this, and
+    warnings."""
     torch = held.torch
     given = loader_input(held)
     if torch is None or given is None:
         return [], [], []
     before = dynamic_loader_search.loaded_files(given)
     libraries = [copy for pin in changes.pins for copy in group_sonames(held, pin.library, before)]
-    planned = {
-        **dict.fromkeys(changes.leftovers),
-        **_planned(held, changes),
-    }  # a new file may take the place of an old one
+    # The new files come last, because a new file may have the path of a leftover.
+    planned = {**dict.fromkeys(changes.leftovers), **_planned(held, changes)}
     after_input, shells = replace(given, planned=planned), []
     after = dynamic_loader_search.loaded_files(after_input)
     own = {path for path in planned if planned[path]} | {
@@ -375,7 +381,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
 
 
 def loader_input(held: Holdings) -> LoaderInput | None:
-    """What the loader's choice depends on in this environment; None if torch's files are not known."""
+    """Return what the loader's choice of files depends on in this environment; None if torch's files were not found."""
     folder = _torch_folder(held)
     roots = dynamic_loader_search.torch_roots(folder) if folder else ()
     if not roots:
@@ -393,14 +399,14 @@ def _torch_folder(held: Holdings) -> Path | None:
 
 
 def group_sonames(held: Holdings, library: str, found: Mapping[str, LoadedFile]) -> list[str]:
-    """The sonames of a library and of the libraries that must have the same version, if they are needed or loaded."""
+    """The sonames of a library and of its parts (such as cublasLt of cublas), as far as they are loaded or needed."""
     loaded = [copy.soname or copy.name for copy in held.libraries if copy.group == library and copy.loaded]
     needed = [name for name in found if re.match(rf"lib{re.escape(library)}(Lt|_[a-z_]+)?\.so", name)]
     return sorted(dict.fromkeys([*loaded, *needed]))
 
 
 def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
-    """The files of pinned distributions that are not installed yet, where their wheels put them."""
+    """The files that the wheels of pinned, not yet installed distributions will add."""
     found: dict[str, Elf | None] = {}
     folder = _torch_folder(held)
     for pin in changes.pins:
@@ -415,7 +421,8 @@ def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
 
 
 def _without(given: LoaderInput, foreign: LoadedFile) -> LoaderInput | None:
-    """The input without the entries of LD_LIBRARY_PATH or LD_PRELOAD that lead to this file; None if there are none."""
+    """Return the input without the entries of LD_LIBRARY_PATH or LD_PRELOAD that lead to this file; None if no entry
+    leads to it."""
     if foreign.way == "LD_LIBRARY_PATH":
         folders = dynamic_loader_search.search_folders(given.library_path)
         left = [folder for folder in folders if not os.path.lexists(f"{folder}/{foreign.name}")]

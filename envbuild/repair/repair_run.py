@@ -1,5 +1,5 @@
-"""Runs the commands of a repair plan, keeps what they replace, and tests the result. Restores the files of an
-environment again."""
+"""Runs the commands of a repair plan, backs up the files that they replace, and tests the result. Also undoes a
+repair."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LAST_LINES = 8
 
 
 class RepairRefused(EnvbuildError):
-    """The environment must not be changed by envbuild, or not now."""
+    """envbuild must not change the environment, or cannot change it now."""
 
     code, kind = 6, "refused"
 
 
 class RepairFailed(EnvbuildError):
-    """A command of the repair failed; the environment is as before."""
+    """A command of the repair failed; the environment's files were restored."""
 
     code, kind = 6, "repair"
 
@@ -52,28 +52,29 @@ class ProcessUsing:
 
 
 def needed_space(plan: RepairPlan, held: Holdings) -> int:
-    """An estimate of the disk space that the repair needs: the size of the replaced files. They are kept, and the new
-    files are assumed to be as large."""
+    """Estimate the disk space that the repair needs, in bytes: the size of the files to replace. The old files are
+    kept, and the new ones are assumed to have the same size."""
     files = file_backup.distribution_files(plan.manager.prefix, package_folders(plan, held))
     return file_backup.file_sizes(files, plan.touched)
 
 
 def package_folders(plan: RepairPlan, held: Holdings) -> list[str]:
-    """The package folders that belong to the environment itself."""
+    """The package folders (site-packages) inside the environment's own folder."""
     prefix = Path(os.path.realpath(plan.manager.prefix))
     folders = dict.fromkeys(os.path.realpath(item.folder) for item in held.distributions)
     return [folder for folder in folders if Path(folder).is_relative_to(prefix)]
 
 
 def require_changeable(plan: RepairPlan, held: Holdings) -> None:
-    """Raise RepairRefused if envbuild must not run the commands: another owner, no permission, files in use; DiskError
-    if the disk is too small."""
+    """Raise RepairRefused if envbuild must not run the commands: the plan is refused, a permission is missing, or files
+    are in use. Raise DiskError if the disk has too little free space."""
     if plan.refused:
         raise RepairRefused(f"not changed: {plan.refused[0]}", hint=plan.refused[1])
     sites = package_folders(plan, held)
     if not sites:
         raise RepairRefused(
-            f"{plan.manager.prefix} has no package folder of its own", hint="name a venv with torch in it"
+            f"{plan.manager.prefix} has no package folder of its own",
+            hint="name a virtual environment that contains torch",
         )
     files = file_backup.distribution_files(plan.manager.prefix, sites)
     touched = {path for info, paths in files.items() if _of(info, plan.touched) for path in paths}
@@ -82,18 +83,20 @@ def require_changeable(plan: RepairPlan, held: Holdings) -> None:
     if locked:
         raise RepairRefused(
             f"no permission to write to {', '.join(locked[:_MOST_NAMED])}",
-            hint="run it as the owner of the environment, or change nothing: envbuild run --with-fix -- PROGRAM",
+            hint="repeat it as the owner of the environment, or change nothing: envbuild run --with-fix -- PROGRAM",
         )
     using = list(processes_using({str(path) for path in touched} | set(plan.diagnosis.changes.leftovers)))
     if using:
         listed = ", ".join(f"{one.name} ({one.pid}) has {one.path}" for one in using[:_MOST_NAMED])
-        raise RepairRefused(f"files are in use by running processes: {listed}", hint="stop them, then run it again")
+        raise RepairRefused(
+            f"files are in use by running processes: {listed}", hint="stop them, then run the command again"
+        )
     needed = file_backup.file_sizes(files, plan.touched)
     free = shutil.disk_usage(plan.manager.prefix).free
     if free < needed:
         raise DiskError(
             f"the repair needs about {needed / 1e9:.1f} GB: {disk_space.free_space(plan.manager.prefix)}",
-            hint="free some, then run it again",
+            hint="free disk space, then run the command again",
         )
 
 
@@ -102,7 +105,7 @@ def _of(info: str, names: frozenset[str]) -> bool:
 
 
 def processes_using(paths: set[str]) -> Iterator[ProcessUsing]:
-    """The other processes that have one of these files mapped, as far as this user may see them."""
+    """The other processes that have one of these files mapped, as far as this user may read their maps."""
     for folder in Path("/proc").glob("[0-9]*"):
         if int(folder.name) == os.getpid():
             continue
@@ -118,9 +121,10 @@ def processes_using(paths: set[str]) -> Iterator[ProcessUsing]:
 
 
 def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -> BackupFolder:
-    """Run the commands of the plan and return the backup of what they replaced. If one fails, everything is restored.
+    """Run the commands of the plan and return the backup of the files that they replaced. If a command fails, all files
+    are restored.
 
-    Raises RepairRefused or DiskError before anything changes, RepairFailed if a command fails.
+    Raises RepairRefused or DiskError before anything changes; RepairFailed if a command fails.
     """
     require_changeable(plan, held)
     prefix = plan.manager.prefix
@@ -174,7 +178,8 @@ def _run_one(command: Command, plan: RepairPlan, say: Callable[[str], None]) -> 
 
 
 def require_loaded(plan: RepairPlan, held: Holdings) -> None:
-    """Raise CheckFailed unless torch now loads the planned versions. `held`: the contents after the repair."""
+    """Raise CheckFailed unless torch now loads the planned versions. `held`: the environment's contents after the
+    repair."""
     wrong = []
     for pin in plan.diagnosis.changes.pins:
         loaded = held.loaded(pin.library)
@@ -187,13 +192,14 @@ def require_loaded(plan: RepairPlan, held: Holdings) -> None:
 
 
 def _is(copy: Copy, version: str) -> bool:
-    """Whether a library has this version; a version that the library itself reports may have fewer numbers."""
+    """Whether a library has this version. The version that a library itself reports may have fewer parts, such as
+    12.4.5 for 12.4.5.8."""
     return copy.version is not None and library_and_distribution_findings.agree(copy.version, version)
 
 
 def run_probes(plan: RepairPlan, held: Holdings) -> TestRun | str:
-    """Run the probes that the advisories name, in the environment. Return the run, or the reason if they cannot run
-    here."""
+    """Run, in the environment, the probes that the plan's advisories name. Return the run, or the reason why they
+    cannot run here."""
     probes = plan.diagnosis.probes
     if not probes:
         return "no probe detects this fault"
@@ -212,7 +218,7 @@ def run_probes(plan: RepairPlan, held: Holdings) -> TestRun | str:
 
 
 def require_probes_passed(run: TestRun, plan: RepairPlan) -> None:
-    """Raise CheckFailed, naming every failure, if a probe failed."""
+    """Raise CheckFailed, listing every failure, if the run has a failure."""
     failures = run.failures()
     if failures:
         details = [f"{one.probe}: {one.detail}" if one.probe else one.detail for one in failures]
@@ -221,11 +227,14 @@ def require_probes_passed(run: TestRun, plan: RepairPlan) -> None:
 
 
 def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str], list[str]]:
-    """Restore the files that the last repair of an environment replaced. Return the distributions, and the project
-    files that are left as they are because they were changed since. Raises FileError if there is nothing to undo."""
+    """Restore the files that the last repair of an environment replaced. Return the restored distributions, and the
+    project files that were not restored because they changed after the repair. Raises FileError if there is nothing to
+    undo."""
     lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
     with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
         backup = file_backup.latest_backup(prefix)
         if backup is None:
-            raise FileError(f"{prefix} has no fix to undo", hint="envbuild fix --apply keeps what it replaces there")
+            raise FileError(
+                f"{prefix} has no fix to undo", hint="only envbuild fix --apply makes a backup that can be restored"
+            )
         return file_backup.restore(backup)

@@ -1,6 +1,7 @@
 """Decides what has to change in an environment, from its audit and from the causes that a log shows. Pure.
 
-Every version comes from the facts: the advisories' changes, and the versions and torch releases that are known.
+Every version comes from the facts: the changes that advisories state, and the known library versions and torch
+releases.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _MOST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class LibraryPin:
-    """A library version that fixes an advisory. `installed`: the distribution has a version that fits already, but a
-    different file may be loaded; `now`: the version that is loaded or installed now."""
+    """A library version that fixes an advisory. `installed`: the installed version of the distribution already fits,
+    but torch may load a different file; `now`: the version that is loaded or installed now."""
 
     library: str
     distribution: str
@@ -42,9 +43,10 @@ class LibraryPin:
 
 @dataclass(frozen=True)
 class Changes:
-    """What to change. `torch`: the release to install with its own libraries; `reinstall`: distributions whose files
-    were overwritten; `uninstall`: distributions that must go; `leftovers`: files that no distribution owns; `bundled`:
-    the libraries that torch bundles, so that only a different torch brings other versions."""
+    """What to change. `torch`: the release to install with the libraries that it requires; `packages`: other
+    requirements to install; `variables`: environment variables to set; `reinstall`: distributions whose files were
+    overwritten; `uninstall`: distributions to remove; `leftovers`: files to remove that no distribution owns;
+    `bundled`: libraries that the installed torch bundles, so that only a different torch changes their version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -64,8 +66,8 @@ class Changes:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong. `advisories`: those that apply to the environment and are acted on; `absent`: those that the log
-    shows and that this environment excludes; `by_hand`: (what, fix) of faults without a command."""
+    """What is wrong with an environment. `advisories`: the ones to fix; `absent`: the ones that the log shows but that
+    cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes."""
 
     advisories: tuple[Advisory, ...]
     absent: tuple[Advisory, ...]
@@ -84,8 +86,9 @@ class Diagnosis:
 
 
 def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequence[Gpu] = ()) -> Expected:
-    """Return the GPUs and the driver that the environment is judged for. GPUs: `gpus`, otherwise those of the log,
-    otherwise this machine's. Driver: the one in the log, otherwise this machine's if its GPUs are judged."""
+    """Return the GPUs and the driver that the environment is judged for. GPUs: `gpus`; if empty, those in the log;
+    otherwise this machine's. Driver: the one in the log, otherwise this machine's, which is not used if `gpus` are
+    given."""
     machine = environment_audit.of_gpus(gpus, image=False) if gpus else environment_audit.of_machine(held)
     if found is None:
         return machine
@@ -99,8 +102,8 @@ def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequ
 
 
 def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> Diagnosis:
-    """Decide what to change. `found`: the explanation of a log of this environment. `files_only`: the fix may load
-    different library files (instead of bundled ones too), but install nothing."""
+    """Decide what to change. `found`: the explanation of a log from this environment. `files_only`: the fix may make a
+    program load different library files, also in place of bundled ones, but not install a different torch for that."""
     held, wanted = audited.held, audited.wanted
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
@@ -123,8 +126,8 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
 def _version_changes(
     now: Situation, shown: Sequence[Advisory], held: Holdings, files_only: bool
 ) -> tuple[list[Advisory], Changes]:
-    """The advisories to act on, and the changes that fix all of them: after each change, the refusals that then apply
-    are fixed too."""
+    """Return the advisories to fix, and the changes that fix all of them. If an advisory of severity `refuse` applies
+    only after a change, it is fixed too."""
     acted: list[Advisory] = []
     pins: dict[str, str] = {}
     torch = _gpu_torch(now, held)
@@ -171,7 +174,7 @@ def _newer(version: str, own: str | None) -> bool:
 
 
 def _with_torch(situation: Situation, torch: str) -> Situation:
-    """The situation after the installation of a torch release with its own libraries."""
+    """The situation after the installation of a torch release with the libraries that it requires."""
     release = database.torch_release(torch)
     if release is None:
         return situation
@@ -195,7 +198,7 @@ def _pin(
 
 
 def _gpu_torch(now: Situation, held: Holdings) -> str | None:
-    """The torch release to install where the present one has no GPU code, or needs a newer driver; None if neither."""
+    """The torch release to install if the present one has no GPU code or needs a newer driver; otherwise None."""
     if not now.gpus:
         return None
     present = now.torch.partition("+")[0] if now.torch else None
@@ -207,8 +210,8 @@ def _gpu_torch(now: Situation, held: Holdings) -> str | None:
 
 
 def _release_with(pins: Mapping[str, VersionRange], now: Situation) -> str | None:
-    """The next torch release of this CUDA major version whose own libraries fit: an installed library would not replace
-    the ones that torch bundles."""
+    """The next torch release of this CUDA major version that brings fitting library versions; the newest older one if
+    no newer one does. Used if torch bundles its libraries, which separately installed ones would not replace."""
     major = (now.cuda or "").partition(".")[0]
     present = now.torch.partition("+")[0] if now.torch else None
     fits = []
@@ -227,8 +230,8 @@ def _release_with(pins: Mapping[str, VersionRange], now: Situation) -> str | Non
 
 
 def _nearest_release(present: str | None, now: Situation) -> str | None:
-    """The release nearest to the present one that has code for the GPUs and runs with the driver; older ones first, so
-    that code written for the present one keeps working."""
+    """The nearest release that has code for the GPUs and runs with the driver. Releases not newer than the present one
+    come first, so that code written for the present one keeps working."""
     fits = [
         release.version
         for release in database.torch_releases().values()
@@ -241,13 +244,14 @@ def _nearest_release(present: str | None, now: Situation) -> str | None:
 
 
 def _runs(cuda: str, driver: str) -> bool:
-    """Whether a driver runs programs of a CUDA version, by the oldest driver of that major version."""
+    """Whether a driver is at least the oldest one that runs programs of this CUDA major version."""
     minimum = database.driver_minimum(cuda).compatible
     return minimum is None or Version(driver) >= Version(minimum)
 
 
 def _overwritten(held: Holdings, pinned: set[str]) -> Iterator[str]:
-    """The distributions with a library file that differs from the installed one; two distributions may own one path."""
+    """NVIDIA's distributions, except pinned ones, with a library file that differs from its checksum in RECORD: another
+    distribution may have overwritten it."""
     for copy in held.libraries:
         name, differs = copy.distribution, copy.record is False and copy.sha256 is not None
         if differs and name and name.startswith("nvidia-") and name in held.installed and name not in pinned:
@@ -255,7 +259,7 @@ def _overwritten(held: Holdings, pinned: set[str]) -> Iterator[str]:
 
 
 def _unrelated(held: Holdings) -> Iterator[str]:
-    """The package index's apex, which is unrelated to NVIDIA's."""
+    """The distribution apex from the package index, which is unrelated to NVIDIA's apex."""
     if "apex" in held.installed and (
         held.apex is None or not {"normalization", "multi_tensor_apply"} & set(held.apex.parts)
     ):
@@ -263,14 +267,15 @@ def _unrelated(held: Holdings) -> Iterator[str]:
 
 
 def _leftovers(held: Holdings, libraries: set[str]) -> Iterator[str]:
-    """Library files in the wheels' folders that no distribution owns: loaded ones, and copies of a pinned library."""
+    """Library files in the folders of NVIDIA's wheels that no distribution owns, if they are loaded or belong to a
+    pinned library."""
     for copy in held.libraries:
         if is_leftover(copy) and (copy.loaded or copy.group in libraries):
             yield copy.path
 
 
 def is_bundled(copy: Copy) -> bool:
-    """Whether a package that is not NVIDIA's own brought the file."""
+    """Whether the file belongs to a package other than NVIDIA's library packages."""
     return copy.in_packages and "/nvidia/" not in copy.path and copy.distribution is not None
 
 
@@ -278,13 +283,13 @@ def is_leftover(copy: Copy) -> bool:
     return copy.record is None and copy.in_packages and "/nvidia/" in copy.path
 
 
-# Faults of the audit that the changes fix, or that the advisories stand for.
+# Ids of audit findings that the changes fix, or that an advisory covers.
 _COVERED = {"left-behind", "modified-library", "wrong-apex", "cpu-only", "shadowed", "no-kernel"}
-_NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the faults that only a change of torch fixes
+_NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the findings that only a different torch fixes
 
 
 def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
-    """Defects that have no command, each with what to do."""
+    """Yield (problem, fix) of each defect that no command fixes."""
     known = {advisory.id for advisory in database.advisories()}
     for finding in audited.findings:
         covered = finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch)
@@ -322,11 +327,11 @@ def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
     torch = found.read.situation.torch if found else None
     present = held.installed.get("torch")
     if not audited.wanted.gpus:
-        yield "no GPU was found on this machine or in a log: name one with --gpu, such as --gpu h20"
+        yield "no GPU was found on this machine or in a log: name a GPU model, such as --gpu h20"
     if torch and present and torch.partition("+")[0] != present.partition("+")[0]:
         yield f"the log shows torch {torch}, but this environment has {present}: did this environment fail?"
     if found and found.unknown:
-        yield "no known cause found in the log: envbuild explain shows what was read"
+        yield "no known cause found in the log: envbuild explain shows what it found"
     for finding in audited.findings:
         if finding.severity == "warn" or (finding.severity == "note" and finding.message.startswith("on ")):
             yield f"{finding.id}: {finding.message}"

@@ -1,6 +1,7 @@
-"""Edits that keep a repaired version: requirements in installed METADATA, and overrides in a project's pyproject.toml.
+"""Edits the requirements that would bring an old library version back: in installed METADATA files, and in a project's
+pyproject.toml (override-dependencies).
 
-Files are replaced, never written into: they may share their content with a cache.
+Each file is replaced by a new one, never changed in place: as a hard link, it may share its content with a cache.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _KEY = "override-dependencies"
 
 
 def pin_metadata(file: Path, name: str, version: str) -> None:
-    """Make an installed METADATA require exactly this version, with its new checksum in RECORD."""
+    """Change the requirement for `name` in an installed METADATA file to exactly `version`, and update the checksum of
+    METADATA in RECORD."""
     before = file.read_bytes()
     after = override_requirements(before, {canonicalize_name(name): version})
     if after == before:
@@ -43,8 +45,8 @@ def pin_metadata(file: Path, name: str, version: str) -> None:
 
 
 def override_project(file: Path, requirements: Sequence[str]) -> None:
-    """Add requirements to [tool.uv] override-dependencies of a pyproject.toml. Raises FileError, with the lines to add,
-    if its form is not understood."""
+    """Add requirements to [tool.uv] override-dependencies in a pyproject.toml. Raises FileError, with the lines to add
+    by hand, if the file cannot be read or edited."""
     by_hand = f"add by hand, under [tool.uv]: {_KEY} = {json.dumps(list(requirements))}"
     try:
         text = file.read_text(encoding="utf-8")
@@ -56,8 +58,9 @@ def override_project(file: Path, requirements: Sequence[str]) -> None:
 
 
 def with_overrides(text: str, requirements: Sequence[str]) -> str:
-    """The text of a pyproject.toml with these overrides; older ones of the same names are replaced, and nothing else
-    changes. Raises ValueError if its form is not understood."""
+    """Return the text of a pyproject.toml with these overrides. They replace present overrides of the same names;
+    nothing else changes. Raises ValueError if the text is not TOML, or if no edit that _candidates tries has this
+    result."""
     data = tomllib.loads(text)
     present = data.get("tool", {}).get("uv", {}).get(_KEY, [])
     names = {canonicalize_name(Requirement(one).name) for one in requirements}
@@ -72,7 +75,8 @@ def with_overrides(text: str, requirements: Sequence[str]) -> str:
 
 
 def _candidates(text: str, line: str) -> list[str]:
-    """The text with the line in the place of the present one, below [tool.uv], or in a new table at the end."""
+    """Return possible edits of the text: the line replaces the present override-dependencies, follows the header
+    [tool.uv], or is in a new table at the end."""
     found = []
     for start in re.finditer(rf"(?m)^{_KEY}\s*=\s*\[", text):
         for end in re.finditer(r"\]", text[start.end() :]):

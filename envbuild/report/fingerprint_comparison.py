@@ -1,9 +1,10 @@
-"""Compares two fingerprints, operation by operation: where they first differ, by how much, and whether that is
-rounding. Pure.
+"""Compares two fingerprints, operation by operation: where they first differ, by how much, and whether rounding
+explains the difference. Pure.
 
-Only exact operations are compared by hash. Every other output is compared with its own float64 reference and bound,
-which shows which of the two is wrong. An output outside its bound is `precision` if many elements have small errors, as
-computing with fewer bits gives, and `breakage` otherwise.
+Outputs with equal hashes are identical. For an exact operation, different hashes are `breakage`. Any other output is
+compared with the float64 reference and bound of its own fingerprint, which shows which of the two outputs is wrong. An
+output outside its bound is `precision` if many elements have small errors, as after computing with fewer bits, and
+`breakage` otherwise.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ PRECISION: Verdict = "precision"
 BREAKAGE: Verdict = "breakage"
 TEACHER, FREE = "teacher-forced", "free-running"
 
-# With fewer bits, many elements are outside their bound; or, if the bound is barely exceeded, all errors are a similar
-# fraction of it: among 10^5 normal errors the largest is 7 times the median. A bfloat16 result has a relative error of
-# 2^-8; 2^-6 allows for a few successive roundings.
+# After computing with fewer bits, many elements are outside their bound. Or the bound is barely exceeded, but then all
+# errors are a similar fraction of it: among 10^5 normally distributed errors, the largest is 7 times the median. A
+# bfloat16 result has a relative error of 2^-8; 2^-6 allows for a few successive roundings.
 _MANY, _SAME, _LOWEST = 1 / 16, 32, 2.0**-6
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-_HINT = "compare fingerprints of one envbuild version: of the same operations, or of one model on the same inputs"
+_HINT = "compare fingerprints of the same operations from one envbuild version, or of one model on the same inputs"
 
 
 @dataclass(frozen=True)
 class FingerprintSide:
-    """The result for one fingerprint, operation and pass: the largest ratio of error to bound (None without a
-    reference), the relative error, and the drift from the golden output. `reason`: set if it is worse than rounding."""
+    """The result for one fingerprint in one pass of an operation. `ratio`: the largest ratio of error to bound (None
+    without a reference); `relative`: the relative error; `drift`: the distance from the golden output; `reason`: set if
+    the result is worse than rounding."""
 
     kind: Verdict
     ratio: float | None
@@ -48,8 +50,8 @@ class FingerprintSide:
 
 @dataclass(frozen=True)
 class Pass:
-    """An operation in one pass. `apart`: the relative distance of the two outputs, estimated from the recorded
-    values."""
+    """The two results for one pass of an operation. `apart`: the relative distance of the two outputs, estimated from
+    the recorded samples and statistics."""
 
     op: str
     name: str
@@ -77,15 +79,16 @@ class ComparedOperation:
 
     @property
     def kind(self) -> Verdict | None:
-        """The worst kind of its passes; None if nothing can be compared."""
+        """The worst kind of the operation's passes; None if no pass can be compared."""
         return max((found.kind for found in self.passes), key=KINDS.index, default=None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison. `verdict`: the worst kind. `first`: the first difference beyond rounding, or else the
-    first difference. `growth`: the first operation that is right on golden input and wrong on the input of the
-    free-running pass; if None, the roundings of single operations explain all growth of errors."""
+    """The result of a comparison. `verdict`: the worst kind of all passes. `first`: the first difference beyond
+    rounding, or, without such a difference, the first one. `growth`: the first operation that is right on golden input
+    and wrong in the free-running pass, where its input is the output of the operations before it; None if there is
+    none."""
 
     verdict: Verdict
     first: Pass | None
@@ -109,19 +112,21 @@ def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
 
 def _comparable(a: Fingerprint, b: Fingerprint) -> None:
     if a.subject != b.subject:
-        raise UsageError(f"one is of {a.subject}, the other of {b.subject}", hint=_HINT)
+        raise UsageError(f"the first fingerprint is of {a.subject}, the second of {b.subject}", hint=_HINT)
     if a.subject == "model" and len(a.ops) != len(b.ops):
         what = f"{len(a.ops)} and {len(b.ops)} outputs of modules"
-        raise UsageError(f"these are two different models: {what}", hint=_HINT)
+        raise UsageError(f"the fingerprints are of different models: {what}", hint=_HINT)
     for index, (one, other) in enumerate(zip(a.ops, b.ops, strict=False)):
         if one.id != other.id:
-            raise UsageError(f"operation {index} is {one.id} in one and {other.id} in the other", hint=_HINT)
+            raise UsageError(f"operation {index} is {one.id} in the first and {other.id} in the second", hint=_HINT)
         if (one.shape, one.exact) != (other.shape, other.exact):
-            raise UsageError(f"{one.id} gives {one.shape} in one and {other.shape} in the other", hint=_HINT)
+            raise UsageError(
+                f"{one.id} has the shape {one.shape} in the first and {other.shape} in the second", hint=_HINT
+            )
     if len(a.ops) != len(b.ops):
-        raise UsageError(f"one has {len(a.ops)} operations, the other {len(b.ops)}", hint=_HINT)
+        raise UsageError(f"the first has {len(a.ops)} operations, the second {len(b.ops)}", hint=_HINT)
     if a.subject == "operations" and a.inputs != b.inputs:
-        raise UsageError("the two were recorded on different inputs", hint=_HINT)
+        raise UsageError("the fingerprints were recorded on different inputs", hint=_HINT)
 
 
 def _row(a: FingerprintOp, b: FingerprintOp) -> ComparedOperation:
@@ -138,8 +143,9 @@ def _pass(name: str, op_a: FingerprintOp, op_b: FingerprintOp, a: Observed, b: O
 
 
 def _together(op: FingerprintOp, a: Observed, b: Observed, apart: float) -> Verdict:
-    """Compare two outputs of which neither is worse than rounding. If one has no reference, half of the bits of the
-    coarser dtype must agree; a lower precision shows in the median difference of the samples."""
+    """Compare two outputs that are both not worse than rounding. If one of them has no reference, half of the bits of
+    the coarser dtype must agree. If they do not, a large median difference of the samples indicates a lower
+    precision."""
     if op.exact:
         return BREAKAGE
     if (a.against and b.against) or a.fed or b.fed:
@@ -160,7 +166,7 @@ def _side(op: FingerprintOp, seen: Observed) -> FingerprintSide:
 
 
 def _judged(op: FingerprintOp, seen: Observed) -> tuple[Verdict, str | None]:
-    """Return the kind of one output by its own reference, and why it is worse than rounding."""
+    """Judge one output by its own reference. Return its kind, and, if it is worse than rounding, the reason."""
     if (seen.dtype, seen.shape) != (op.dtype, op.shape):
         return BREAKAGE, f"the output is {seen.dtype} {seen.shape}, should be {op.dtype} {op.shape}"
     found = seen.against
@@ -184,7 +190,8 @@ def _judged(op: FingerprintOp, seen: Observed) -> tuple[Verdict, str | None]:
 
 
 def _not_finite(op: FingerprintOp) -> bool:
-    """Whether a pass with finite inputs has nonfinite outputs. Minus infinity from a mask does not count."""
+    """Whether a pass with finite inputs has nonfinite outputs. Minus infinity in an input, as from a mask, counts as
+    finite."""
     passes = [seen for seen in (op.teacher, op.free) if seen and not seen.fed]
     return any(seen.against.nonfinite if seen.against else seen.nonfinite for seen in passes)
 
@@ -211,29 +218,29 @@ def _growth(rows: Sequence[ComparedOperation]) -> Pass | None:
 def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
     """Yield the notes that a reader needs to interpret the result."""
     if a.inputs != b.inputs:
-        yield "the inputs are not bitwise equal: in different dtypes they cannot be"
+        yield "the inputs are not bitwise equal, as always if the two models use different dtypes"
     for name, one, other in (("a", a, b), ("b", b, a)):
         flags = {flag for op in one.ops for flag in op.flags} - {flag for op in other.ops for flag in op.flags}
         if flags:
             yield f"enabled only in {name}: {', '.join(sorted(flags))}"
         noted = [f"{op.id}: {op.note}" for op in one.ops if op.note]
         if noted:
-            yield f"{name}: {len(noted)} operations were not run or not judged, the first is {noted[0]}"
+            yield f"{name}: {len(noted)} operations were not run or have no reference; the first: {noted[0]}"
     pairs = list(zip(a.ops, b.ops, strict=True))
     dtypes = {f"{one.dtype} in a is {other.dtype} in b" for one, other in pairs if one.dtype != other.dtype}
     if dtypes:
         yield f"different dtypes: {', '.join(sorted(dtypes))}"
     unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]
     if unsound:
-        yield f"not finite in both, from finite inputs: first {unsound[0]}; both have the same cause"
+        yield f"not finite in both, from finite inputs, so both have the same cause; the first: {unsound[0]}"
     golden = [one.id for one, other in pairs if one.golden != other.golden]
     if golden:
         yield (
-            f"the float64 results of the two hosts differ in the last digit from {golden[0]} on; each side is compared "
-            "with its own"
+            f"from {golden[0]} on, the float64 results of the two hosts differ; each side is compared with the result "
+            "of its own host"
         )
     if any(seen and not seen.against for op in (*a.ops, *b.ops) for seen in (op.teacher, op.free)):
-        yield "without a reference, samples and magnitudes are compared: half of the bits must agree"
+        yield "some outputs have no reference: their samples and magnitudes are compared; half of the bits must agree"
 
 
 def machine_line(found: FingerprintMachine) -> str:
@@ -256,7 +263,8 @@ class SideOfPass:
 
 @dataclass(frozen=True)
 class PassRow:
-    """An operation in one pass (`pass_name`); `distance`: the relative distance of the two outputs."""
+    """The two results for one pass of an operation. `pass_name`: teacher-forced or free-running; `distance`: the
+    relative distance of the two outputs."""
 
     operation: str
     pass_name: str
@@ -268,7 +276,7 @@ class PassRow:
 
 @dataclass(frozen=True)
 class OperationRow:
-    """An operation; `kind` is None if nothing can be compared."""
+    """An operation. `kind`: the worst kind of its passes; None if no pass can be compared."""
 
     operation: str
     kind: Verdict | None
@@ -283,9 +291,9 @@ class FingerprintRow:
 
 @dataclass(frozen=True)
 class FingerprintDiffDocument:
-    """The document of `diff` of two fingerprints. `first`: the first difference beyond rounding, or else the first
-    difference. `growth`: the first operation that is right on golden input, but wrong on the output of the operations
-    before it."""
+    """The document of `diff` for two fingerprints. `first`: the first difference beyond rounding, or, without such a
+    difference, the first one. `growth`: the first operation that is right on golden input, but wrong on the output of
+    the operations before it."""
 
     state: Verdict
     a: FingerprintRow

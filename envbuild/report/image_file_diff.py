@@ -1,4 +1,4 @@
-"""Compares two images of the engine file by file, in the layers that differ."""
+"""Compares two images of the engine file by file. Only layers that differ are read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _NAMES = "the second image", "the first"
 
 
 def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tuple[Pair, ...]:
-    """Return each layer of `b` that differs, and how its files differ. Needs disk space for both images in a temporary
-    folder.
+    """Return each layer of `b` that differs from the layer of `a` at the same position, and the first difference of
+    their files. Needs space for both images in a temporary folder.
 
-    Raises UsageError if one has more layers, EngineError, DiskError, or Refusal for a layer that cannot be read.
+    Raises UsageError if the images have different numbers of layers, EngineError, DiskError, or Refusal for a layer
+    that cannot be read.
     """
     if len(a.layers) != len(b.layers):
         raise UsageError(
-            f"--files compares layer with layer: one image has {len(a.layers)}, the other {len(b.layers)}",
+            f"--files needs images with equally many layers: the first has {len(a.layers)}, the second {len(b.layers)}",
             hint="without --files, only versions and layers are compared",
         )
     differing = [index for index, (one, two) in enumerate(zip(a.layers, b.layers, strict=True)) if one != two]
@@ -31,7 +32,7 @@ def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None
     with engine_image_to_oci_layout.saved(engine, a) as first, engine_image_to_oci_layout.saved(engine, b) as second:
         for index in differing:
             one, two = a.layers[index], b.layers[index]
-            say(f"layer {index + 1} of {len(b.layers)} is read")
+            say(f"reading layer {index + 1} of {len(b.layers)}")
             found.append(
                 Pair(index + 1, layer_archive_comparison.difference((second, two, two), (first, one, one), _NAMES))
             )

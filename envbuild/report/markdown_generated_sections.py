@@ -1,4 +1,4 @@
-"""Blocks of a Markdown file that are filled from data, between two comments. Pure.
+"""Fills marked blocks of a Markdown file with generated text. Pure. A block is between two comments:
 
     <!-- envbuild:table h20,a100 -->
     ... the text here is replaced ...
@@ -17,15 +17,15 @@ from envbuild.util.errors import Fault, near
 
 KINDS = ("table", "minimum", "requirements", "constraints", "evidence")
 _MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)((?:\s[^>]*)?)-->[ \t]*")
-# The text after opening backticks contains no backtick (CommonMark): otherwise they are inline code.
+# CommonMark: if the text after the backticks contains a backtick, they begin inline code, not a fence.
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})([^\n]*)")
 _END = "end"
 
 
 @dataclass(frozen=True)
 class Block:
-    """The lines `first` to `last` of a file, both markers included, counted from 0. `names`: the profiles that the
-    block is about; for evidence, the folders."""
+    """The lines `first` to `last` of a file, counted from 0, with the two markers. `names`: the profiles that the block
+    is about, or, for evidence, the folders."""
 
     kind: str
     names: tuple[str, ...]
@@ -34,14 +34,14 @@ class Block:
 
 
 def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
-    """Return the blocks of a file, and all faults of its markers."""
+    """Return the blocks of a file, and all faults in its markers."""
     found: list[Block] = []
     faults: list[Fault] = []
     begun: tuple[int, str, tuple[str, ...]] | None = None
     markers, unclosed = _markers(text)
     for number, kind, names in markers:
         if kind == _END and begun is None:
-            faults.append(Fault("ends a block that has no start marker", file, number + 1))
+            faults.append(Fault("this end marker has no start marker", file, number + 1))
         elif kind == _END and begun:
             found.append(Block(begun[1], begun[2], begun[0], number))
             begun = None
@@ -53,7 +53,8 @@ def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
                 faults.append(Fault(_UNENDED, file, begun[0] + 1))
             begun = (number, kind, names)
             if not names:
-                faults.append(Fault(f"names no profile, as in: envbuild:{kind} h20,a100", file, number + 1))
+                what = "folders" if kind == "evidence" else "profiles"
+                faults.append(Fault(f"this marker lacks {what}: write envbuild:{kind} A,B", file, number + 1))
     if begun:
         faults.append(Fault(_UNENDED, file, begun[0] + 1))
     if unclosed is not None:
@@ -65,8 +66,8 @@ _UNENDED = "this block has no end marker: add <!-- envbuild:end -->"
 
 
 def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | None]:
-    """Return line, kind and names of every marker outside code fences; and the line of an unclosed fence, if it
-    contains markers."""
+    """Return the line number, kind and names of every marker outside code fences, and the line number of an unclosed
+    fence that contains markers, if there is one."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
     fence: str | None = None
     since, hidden = 0, False
@@ -102,8 +103,8 @@ def markdown_table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
-# Characters that would end the cell or the line, start a tag, an address, a link, a picture or code, or look like one
-# of our markers. A `<` that starts nothing, as in <2.11, is kept.
+# Characters that would end the cell or the line, start a tag, an address, a link, a picture or code, or look like a
+# marker of a block. A `<` that starts nothing, as in <2.11, is kept.
 _SPECIAL = re.compile(r"[\\`*\[\]|~!&]|<(?=[A-Za-z/!?]|[^\s<>]*@)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 

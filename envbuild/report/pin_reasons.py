@@ -1,4 +1,4 @@
-"""Lists what a profile pins, and the reason for each version. Pure."""
+"""Lists the versions that a profile pins, and the reason for each version. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from envbuild.resolve.torch_compatibility_and_advisories import Choice
 
 
 def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:
-    """Return all versions, by short name or else by distribution; None if not pinned. `choice`: the plan's choice,
-    checked against `locked` (distribution -> version; empty without a matching lock)."""
+    """Return all versions, by short name such as `cublas`, or by distribution name if there is no short name. The value
+    is None if no version is pinned. `choice`: the plan's choice, checked against `locked` (distribution -> version;
+    empty without a matching lock)."""
     known = choice.situation
     found: dict[str, str | None] = {
         "python": plan.python,
@@ -30,8 +31,8 @@ def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[
 
 
 def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason for each version: a line of the profile, torch's requirement, or the resolver's choice; then
-    the reason that the profile states in words."""
+    """Return the reason for each version: the line of the profile, torch's requirement, or the resolver's choice. If
+    the profile states a reason in words, it follows."""
     torch = str(choice.situation.torch)
     found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
     for library, required in _required(torch).items():
@@ -48,7 +49,7 @@ def _with_reason(text: str, reason: str) -> str:
 
 
 def _required(torch: str) -> dict[str, str]:
-    """Return library -> the version that torch's metadata requires."""
+    """Return, for each library, the version that torch's metadata requires."""
     release = database.torch_release(torch)
     required = {**release.expands_to, **release.pins} if release else {}
     return {library: text for name, text in required.items() for library in [database.library_of(name)] if library}
@@ -56,7 +57,7 @@ def _required(torch: str) -> dict[str, str]:
 
 def explained_settings(plan: Plan, choice: Choice) -> list[Setting]:
     """Return the environment variables that have a reason: those that a profile for different GPU models needs, and
-    those that the profile states one for. A value or a reason in the profile takes precedence."""
+    those for which the profile states a reason. A value or a reason in the profile takes precedence."""
     settings = mixed_gpu_settings.mixed_gpu_settings(choice.situation.gpus)
     found = {one.variable: one for one in settings if plan.environment[one.variable] == one.value}
     stated = {name: reason for name, reason in plan.why.items() if name in plan.environment}

@@ -1,4 +1,4 @@
-"""Compares two profiles, locks or images: pins, layers and bytes, environment, advisories. Pure."""
+"""Compares two profiles, locks or images: versions, layers and their sizes, environment, advisories. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # comparing profiles must not import the engine's client libr
 
 @dataclass(frozen=True)
 class DiffLayer:
-    """A layer of one side. `identity`: equal if the layers are equal. `bytes`: the size of its files to fetch, or of an
-    image's unpacked layer; None if only the total is known."""
+    """A layer of one side. `identity`: the same for equal layers. `bytes`: for a lock, the size of the files to fetch
+    for the layer; for an image, the size of the unpacked layer; None if unknown."""
 
     title: str
     identity: str
@@ -33,9 +33,9 @@ class DiffLayer:
 
 @dataclass(frozen=True)
 class DiffSide:
-    """One of the two sides. `basics` has the keys that its kind provides. None means that the kind does not provide the
-    value: an image has no accepted advisories, and a lock has no GPUs. `bytes`: the total, in `unit` (to fetch, or
-    in the engine); None if a part is unknown. `id`: of an image; `lock`: the id of a lock."""
+    """One side of a comparison. `kind`: profile, lock or image. `basics`: settings such as Python and CUDA, different
+    ones for each kind. `advisories`: None for a lock, which names no GPUs. `bytes`: the total size, counted as `unit`
+    says (to fetch, or in the engine); None if a part is unknown. `id`: the id of an image; `lock`: the id of a lock."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ class DiffSide:
 
 @dataclass(frozen=True)
 class ChangedValue:
-    """A value on both sides; None if missing."""
+    """A value that differs between the sides; None on a side that lacks it."""
 
     name: str
     a: str | None
@@ -61,8 +61,8 @@ class ChangedValue:
 
 @dataclass(frozen=True)
 class Pair:
-    """The layer with this number, from 1, of two images. `difference`: the first file that differs, and how; None if
-    only the order of the files differs."""
+    """The layers of two images with the same number, counted from 1. `difference`: the first file that differs, and
+    how; None if only the order of the files differs."""
 
     layer: int
     difference: str | None
@@ -70,7 +70,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class SideRow:
-    """One side of a comparison. `image`: the id of an image. `bytes`: in `unit`."""
+    """One side of a comparison. `image`: the id of an image. `bytes`: the size, counted as `unit` says."""
 
     name: str
     kind: str
@@ -83,9 +83,9 @@ class SideRow:
 @dataclass(frozen=True)
 class DiffDocument:
     """The document of `diff`. `state`: configuration if the layers are the same and something else differs. `settings`,
-    `pins`, `environment`, `advisory_states`: the values that differ. `layers`: those of `b` that `a` does not have;
-    null if they cannot be compared, like the advisories. `new_bytes`: the size of these layers, in the unit of `b`.
-    `files`: the result of --files."""
+    `pins`, `environment`, `advisory_states`: the values that differ. `layers`: the layers of `b` that `a` does not
+    have. `layers` and `advisory_states` are null if the sides are of kinds that cannot be compared in this.
+    `new_bytes`: the size of `layers`, counted as the `unit` of `b` says. `files`: the result of --files."""
 
     state: Literal["same", "configuration", "different"]
     a: SideRow
@@ -106,8 +106,8 @@ def _side_row(side: DiffSide) -> SideRow:
 
 @dataclass(frozen=True)
 class Diff:
-    """The result of a comparison. `layers`: those of `b` that `a` does not have; None if they cannot be compared.
-    `files`: differences in the layers' files; None if they were not compared."""
+    """The result of a comparison. `layers`: the layers of `b` that `a` does not have; None if the layers cannot be
+    compared. `files`: differences in the files of the layers; None if files were not compared."""
 
     a: DiffSide
     b: DiffSide
@@ -126,18 +126,19 @@ class Diff:
 
     @property
     def only_configuration(self) -> bool:
-        """True if the layers are the same, but something else differs."""
+        """Whether the layers are the same, but something else differs."""
         return not self.same and self.layers is not None and self._same_layers
 
     @property
     def _same_layers(self) -> bool:
-        """Whether both have the same layers in the same order."""
+        """Whether both sides have the same layers in the same order."""
         a, b = ([layer.identity for layer in side.layers] for side in (self.a, self.b))
         return a == b
 
     @property
     def new_bytes(self) -> int | None:
-        """The bytes that `b` adds if `a` exists, in `b.unit`: files to fetch, or an image's layers unpacked."""
+        """The bytes that `b` needs in addition to `a`: files to fetch, or an image's unpacked layers, as `b.unit`
+        says."""
         return None if self.layers is None else _total(self.layers)
 
     def document(self) -> DiffDocument:
@@ -177,7 +178,8 @@ def _changes(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> Iterat
 
 
 def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
-    """Return the side of a lock, and of the profile's `choice`, checked against the locked versions."""
+    """Return the side of a lock, or, with `choice`, of a profile. `choice`: the profile's choice of versions, checked
+    against the locked versions."""
     basics: dict[str, str | None] = {"python": lock.python, "base": lock.suite or lock.image, "platform": lock.platform}
     if choice:
         known = choice.situation
@@ -198,7 +200,8 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
 
 
 def side_of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit) -> DiffSide:
-    """Return the side of an image. `sizes`: bytes of its unpacked layers, if the engine reports them."""
+    """Return the side of an image. `sizes`: the bytes of each unpacked layer, if the engine reports them; `found`: the
+    audit of the image."""
     held, torch = found.held, found.held.torch
     # A library that belongs to no distribution is listed by its file name.
     loose = {copy.name: copy.version for copy in held.libraries if copy.loaded and not copy.distribution}
@@ -225,7 +228,8 @@ def _total(layers: Sequence[DiffLayer]) -> int | None:
 
 
 def _base(lock: Lock) -> DiffLayer:
-    """Return the base layer. A base image is identified by its digest only; its size is known only to its registry."""
+    """Return the base layer. A base image is identified by its reference, which contains its digest. Its size is
+    unknown: only its registry has it."""
     if lock.image:
         return DiffLayer(f"base {lock.image}", lock.image, None)
     packages = " ".join(deb.sha256 for deb in lock.base)

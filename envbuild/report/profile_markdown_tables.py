@@ -1,4 +1,4 @@
-"""Tables about profiles for documents: locked versions, minimum versions because of known faults, evidence. Pure."""
+"""Renders Markdown tables about profiles: locked versions, minimum versions because of known faults, evidence. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """A profile with its lock. `choice`: checked against the locked versions; `proofs`: one for each of its GPU
-    models."""
+    """A profile with its lock. `choice`: the profile's choice of versions, checked against the locked versions;
+    `proofs`: one for each GPU model of the profile."""
 
     name: str
     choice: Choice
@@ -52,9 +52,9 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
 
 
 def minimum(situations: Sequence[Situation]) -> str:
-    """Return a table of the versions that known faults (refusals and warnings) require on these GPUs, whatever a
-    profile pins. Each row names the affected versions; other versions require nothing. With several GPUs, a column
-    names them."""
+    """Return a table of the versions that avoid known faults (advisories that refuse or warn) on these GPUs, whatever
+    the profiles pin. The column Where states the condition under which a fault occurs. With several GPUs, the column
+    GPU names the affected ones."""
     found: dict[tuple[str, ...], list[str]] = {}
     for situation in situations:
         for row, gpus in _asking(situation):
@@ -75,7 +75,7 @@ def _named(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
-    """Return a table of the evidence by GPU and profile; for invalid evidence with the reason."""
+    """Return a table of the evidence by GPU and profile. For invalid evidence, the last column has the reasons."""
     if not rows:
         return "No evidence yet: no profile is proved on a GPU."
     cells = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
@@ -83,7 +83,7 @@ def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
 
 
 def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the required versions, condition, title and source of each fault, and the GPUs it affects."""
+    """Yield, for each fault, a row (required versions, condition, title, source) and the GPUs that it affects."""
     for advisory in database.advisories():
         if advisory.severity == "note" or not advisory.decidable:
             continue
@@ -94,7 +94,7 @@ def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]
         alone = [replace(situation, gpus=(gpu,)) for gpu in situation.gpus] or [situation]
         apart = [(on, match) for on in alone for match in advisory.match if _concerns(match, on)]
         together = [(situation, match) for match in advisory.match if _concerns(match, situation)]
-        found = apart or together  # different GPUs together can have a fault that none of them has alone
+        found = apart or together  # a fault may occur only where GPUs of different models work together
         if needs and found:
             where = "; or ".join(dict.fromkeys(_condition(match) for _, match in found))
             gpus = list(dict.fromkeys(name for on, _ in found for name in _named(on.gpus)))
@@ -106,7 +106,7 @@ def _concerns(match: Match, situation: Situation) -> bool:
 
 
 def _is_made(name: str, situation: Situation) -> bool:
-    """Whether the name is not a library, or the library exists for this CUDA version."""
+    """Whether `name` is not a library, or is a library that exists for this CUDA version."""
     return name not in database.libraries() or database.distribution_of(name, situation.cuda or "") is not None
 
 

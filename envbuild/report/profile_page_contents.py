@@ -1,6 +1,7 @@
-"""The contents of a profile's page: whether it is verified, what was measured, what it contains. Pure.
+"""Collects the contents of a profile's page: whether its image is verified, what was measured, and what the image
+contains. Pure.
 
-Nothing depends on the current time: the same evidence gives the same page, byte for byte.
+Nothing depends on the current time: the same profile, lock and evidence give the same page, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState
 
 @dataclass(frozen=True)
 class PageEvidence:
-    """The evidence of a profile on disk. `proofs`: for each GPU model. `images`: the ids of those built from the lock.
-    `runs`: the measurements of the runs that `proofs` refer to."""
+    """The evidence on disk for a profile. `proofs`: one for each GPU model. `images`: the ids of the images built from
+    the lock. `runs`: the measurements of the runs that `proofs` refer to."""
 
     proofs: tuple[Proof, ...]
     images: tuple[Digest, ...]
@@ -46,8 +47,8 @@ class PageGpu:
 
 @dataclass(frozen=True)
 class PageStatus:
-    """The status of a profile. `reasons`: why; `next`: the command to run; `where`: where to run it; `images`: the ids
-    of images built from this lock."""
+    """The status of a profile. `reasons`: why it has this state; `next`: the command to run next; `where`: the machine
+    to run it on; `images`: the ids of images built from this lock."""
 
     state: ImageState
     reasons: tuple[str, ...]
@@ -61,8 +62,8 @@ class PageStatus:
 
 @dataclass(frozen=True)
 class PageLayer:
-    """A layer of the image. `bytes`: of the files to fetch for it; None if only the base image's digest is known.
-    `shared`: the other profiles whose image has the same layer."""
+    """A layer of the image. `bytes`: the size of the files to fetch for the layer; None for a base image, whose size is
+    not in the lock. `shared`: the other profiles whose image has the same layer."""
 
     number: int
     title: str
@@ -72,13 +73,13 @@ class PageLayer:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers, the largest first. `compared`: how many other profiles they were compared with."""
+    """The layers, the largest first. `compared`: the number of other profiles whose layers they were compared with."""
 
     layers: tuple[PageLayer, ...]
     compared: int
 
     def bytes(self, shared: bool | None = None) -> int:
-        """Return the bytes of all layers, or of those that are (not) shared."""
+        """Return the bytes of all layers; with `shared`, of the shared layers (true) or of the others (false)."""
         return sum(item.bytes or 0 for item in self.layers if shared in (None, bool(item.shared)))
 
 
@@ -108,7 +109,8 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of the image's environment. `reason`: if different GPU models need it, or the profile states one."""
+    """A variable of the image's environment. `reason`: why it is set; empty unless a profile for different GPU models
+    needs it, or the profile states a reason."""
 
     name: str
     value: str
@@ -126,7 +128,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class ComparedFingerprints:
-    """`a`, `b`: the machines. `state`: the worst kind of the operations."""
+    """The comparison of two fingerprints. `a`, `b`: the machines that they were recorded on. `state`: the worst kind of
+    all operations."""
 
     a: str
     b: str
@@ -137,9 +140,10 @@ class ComparedFingerprints:
 
 @dataclass(frozen=True)
 class PageDocument:
-    """The document of `show --html`. `state`, `evidence`: by the evidence on disk; `reasons`: why. `next_place`: where
-    to run `next_command`. `images`: built from the lock. `runs`: the measurements. `left_out`: extensions that
-    the profile leaves out. `comparison`: the result of --compare."""
+    """The document of `show --html`. `state` and `evidence` depend only on the evidence on disk. `reasons`: why the
+    profile has this state. `next_place`: the machine to run `next_command` on. `images`: the ids of images built from
+    the lock. `runs`: the measurements. `left_out`: extensions that the profile leaves out. `comparison`: the result of
+    --compare."""
 
     profile: str
     state: ImageState
@@ -166,8 +170,8 @@ class PageDocument:
 
 @dataclass(frozen=True)
 class Page:
-    """The page of a profile. `name` to `driver` come from the profile. `runs`: the measurements, one run for each
-    tested GPU model. `layers`: None without a lock; `compared`: None if no fingerprints were given."""
+    """The page of a profile. `runs`: the measurements, one run for each tested GPU model. `layers`: None without a
+    lock. `compared`: None if no fingerprints were given."""
 
     name: str
     description: str
@@ -266,8 +270,8 @@ def page(
 
 
 def page_status(loaded: LoadedProfile, plan: Plan, lock: Lock | None, evidence: PageEvidence) -> PageStatus:
-    """The status of a profile as `envbuild status` shows it, except that no engine is asked: an image counts as built
-    if its build is recorded, and tags are not read."""
+    """Return the status of a profile as `envbuild status` shows it, except that the engine is not queried: an image
+    counts as built if its build is recorded, and its tags are not read."""
     proofs, stale = evidence.proofs, lock.stale(plan) if lock else []
     built = bool(evidence.images)
     state = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
@@ -292,14 +296,14 @@ def _page_gpu(proof: Proof) -> PageGpu:
 
 
 def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
-    """Return the layers, the largest first, those of equal size in the image's order. Layers are compared as in
+    """Return the layers, the largest first; layers of equal size stay in the image's order. Layers are compared as in
     `envbuild diff`."""
     holders: dict[str, list[str]] = {}
     for other, held in sorted(others.items()):
         for layer in profile_and_image_diff.of_lock(other, held).layers:
             holders.setdefault(layer.identity, []).append(other)
     found = [
-        # the lock has no size for a base image
+        # the size of a base image is not in the lock
         PageLayer(
             number,
             layer.title,

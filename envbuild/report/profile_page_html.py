@@ -1,7 +1,7 @@
-"""Renders the page of a report as HTML: one file, no script, no external resources. Pure, except for reading the
-template.
+"""Renders a profile's page as HTML: one file without scripts or external resources. Pure, except that it reads the
+template files.
 
-All contents are shown as text: jinja escapes them, and characters that would control the display are replaced.
+All contents are shown as text: jinja escapes them, and control characters are replaced.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from envbuild.util.errors import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-# The common scale for ratios of error to tolerance, in percent of a plot's width: zero, the decades in the range below,
-# and values that are not numbers. Values outside the range are drawn at its ends.
+# The scale for ratios of error to tolerance, in percent of a plot's width: the positions of zero, of the first and the
+# last power of ten in _DECADES, and of infinite and NaN values. Values outside that range are drawn at its ends.
 _ZERO, _FIRST, _LAST, _BEYOND = 3.0, 11.0, 89.0, 96.0
 _DECADES = (-6, 2)
-_STEP = 0.5  # percent: values that are closer together are drawn as one mark, whose height shows their number
-_FULL = 110.0  # percent of a datasheet's value that the full width of a speed's bar represents
-_MOST_ROWS = 300  # limit for a table of operations
-_MOST_NAMES = 3  # limit for the profiles listed next to each shared layer
+_STEP = 0.5  # percent of the width: closer values are drawn as one mark, whose height shows their number
+_FULL = 110.0  # the full width of a speed's bar, in percent of the datasheet's value
+_MOST_ROWS = 300  # of a table of operations
+_MOST_NAMES = 3  # of profiles that are listed next to a shared layer
 
 _THREAD = re.compile(r"([A-Za-z0-9-]+/[A-Za-z0-9._-]+)#([0-9]+)")
 _ADDRESS = re.compile(r"https://[A-Za-z0-9.-]+(/[^\s\"'<>]*)?")
@@ -61,7 +61,7 @@ def html(page: Page) -> str:
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
         page=page,
-        style=Markup(style),  # our own file
+        style=Markup(style),  # envbuild's own file, so it needs no escaping
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         axis=_axis(),
         groups=groups,
@@ -89,13 +89,15 @@ def scale_position(share: float | None) -> float | None:
 
 
 def marks(shares: Iterable[float]) -> list[tuple[float, float]]:
-    """Return the position and height of each mark, one mark per position: height 1 for one value, 4 for a thousand."""
+    """Return (position, height) of each mark, one mark per position. The height is 1 for one value and 4 for a
+    thousand."""
     found = Counter(round((scale_position(share) or 0.0) / _STEP) * _STEP for share in shares)
     return [(at, round(1 + math.log10(count), 2)) for at, count in sorted(found.items())]
 
 
 def _axis() -> list[tuple[float, str, str]]:
-    """Return (position, label, kind) of the scale's labels; `minor` labels are hidden if there is little space."""
+    """Return (position, label, kind) of each label of the scale. Labels of kind `minor` are hidden on narrow
+    screens."""
     first, last = _DECADES
     powers = [
         (
@@ -113,7 +115,8 @@ def _raised(power: int) -> str:
 
 
 def three_digits(value: float | str | None) -> str:
-    """Format a number with three digits, thousands with all digits; text from a record is read as a number."""
+    """Format a number with three significant digits, or with all digits before the point if it is between 1,000 and
+    1,000,000. Text from a record is converted to a number first."""
     try:
         found = float(value) if value not in (None, "") else None
     except ValueError:
@@ -138,17 +141,17 @@ def percent(part: float | None) -> str:
 
 
 def bar(part: float, whole: float) -> float:
-    """Return the width of a bar in percent of the largest."""
+    """Return `part` in percent of `whole`, as the width of a bar."""
     return round(100 * part / whole, 2) if whole else 0.0
 
 
 def speed(part: float) -> float:
-    """Return the width that represents a fraction of a datasheet's value; larger values fill the bar."""
+    """Return the width of a bar that shows a fraction of a datasheet's value, at most 100 percent."""
     return round(min(100.0, 100 * 100 * part / _FULL), 2)
 
 
 def link(cited: str) -> Markup:
-    """Return a source as a link if it is an address or a GitHub thread; else as text."""
+    """Return a cited source as a link if it is a URL or a GitHub thread such as OWNER/NAME#1, otherwise as text."""
     thread = _THREAD.fullmatch(cited)
     address = f"https://github.com/{thread[1]}/issues/{thread[2]}" if thread else cited
     if not _ADDRESS.fullmatch(address):
@@ -157,7 +160,7 @@ def link(cited: str) -> Markup:
 
 
 def groups(run: Run) -> Mapping[str, list[MeasuredStage]]:
-    """Group the stages of dist.staged by kind, in the order in which they ran."""
+    """Group the stages of the probe dist.staged by kind, in the order in which they ran."""
     found: dict[str, list[MeasuredStage]] = {}
     for stage in run.stages:
         found.setdefault(stage.kind, []).append(stage)
@@ -165,7 +168,7 @@ def groups(run: Run) -> Mapping[str, list[MeasuredStage]]:
 
 
 def speeds_by_gpu(run: Run) -> list[tuple[str, list[Speed]]]:
-    """Group the speeds by GPU; GPUs with the same name are numbered by their index."""
+    """Group the speeds by GPU. The names of GPUs of the same model get the GPU's index."""
     found: dict[tuple[str, int], list[Speed]] = {}
     for speed in run.speeds:
         found.setdefault((speed.gpu, speed.index), []).append(speed)
@@ -182,12 +185,12 @@ def skipped_by_reason(run: Run) -> Mapping[str, list[MeasuredProbe]]:
 
 
 def bare(run: Run) -> list[MeasuredProbe]:
-    """Return the probes that passed and have no errors to show."""
+    """Return the probes that passed and measured no error."""
     return [probe for probe in run.by_status("passed") if not probe.shares]
 
 
 def sharing_letters(layers: Layers) -> dict[tuple[str, ...], str]:
-    """Assign a letter to each set of profiles that is too long to be listed with every layer that it shares."""
+    """Assign a letter to each set of profiles that share a layer and are too many to list next to the layer."""
     found = dict.fromkeys(layer.shared for layer in layers.layers if len(layer.shared) > _MOST_NAMES)
     return {names: _letter(number) for number, names in enumerate(found)}
 
@@ -198,7 +201,8 @@ def _letter(number: int) -> str:
 
 
 def differing_operations(rows: Iterable[ComparedOperation], name: str) -> tuple[list[Pass], int]:
-    """Return the operations of one pass that are not identical, and the number of those beyond the page's limit."""
+    """Return the operations of one pass that are not identical, up to the page's limit, and the number of the
+    others."""
     found = [one for row in rows for one in row.passes if one.name == name and one.kind != IDENTICAL]
     return found[:_MOST_ROWS], max(0, len(found) - _MOST_ROWS)
 

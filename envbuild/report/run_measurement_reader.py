@@ -1,6 +1,7 @@
 """Reads the measurements from a run record. Pure.
 
-A record comes from a container: data that does not have the self-test's format is left out, never guessed.
+A container wrote the data in a record, so it is not trusted: data that does not have the self-test's format is left
+out.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from envbuild.testrun.run_result import ProbeResult
 
 _STAGE = re.compile(r"(?P<backend>nccl|gloo) (?P<members>\d{1,4}(\+\d{1,4}){0,63})(?P<settings>( [A-Z0-9_]+=\w+){0,8})")
 _MOST_STAGES = 2000
-# For each kind of speed: the probe, its trait, the unit, and the name of the profile's minimum.
+# For each kind of speed: the probe, the unit (also the name of the trait), and the name of the minimum in the profile.
 _SPEEDS = (("perf.gemm", "TFLOP/s", "gemm"), ("perf.memory", "GB/s", "memory"))
 
 
 def measured_run(record: RunRecord, evidence: str) -> Run:
-    """Return the measurements of a run. `evidence`: the sha256 of the record's bytes, hex."""
+    """Return the measurements of a run. `evidence`: the hex sha256 of the record's bytes."""
     gpu, start, environment = record.gpu, record.start, record.environment
     staged = next((result for result in record.results if result.probe == "dist.staged"), None)
     stages = tuple(_stages(staged.traits.get("stages"))) if staged else ()
@@ -103,7 +104,7 @@ def _figures(listed: Sequence[Mapping[str, object]]) -> Iterator[MeasuredFigure]
 
 
 def _signed(result: ProbeResult) -> KnownAdvisory | None:
-    """Return the advisory whose signature matches a failure."""
+    """Return the first advisory whose signature matches a failed probe's result; None if no signature matches."""
     found = next((item for item in database.advisories() if item.matches(result.document())), None)
     return known_advisory(found) if found else None
 

@@ -1,4 +1,5 @@
-"""Types for the measurements of a self-test run: errors by probe, speeds and datasheet values, ranks by stage. Pure."""
+"""Types for the measurements of a self-test run: errors of each probe, speeds and datasheet values, ranks in each
+stage. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from envbuild.util.json_output_types import Measured
 @dataclass(frozen=True)
 class MeasuredFigure:
     """The largest error of a group of checks, and its tolerance. `share`: the ratio of error to tolerance, both without
-    the rounding of the result (older records include that rounding); infinite if the record has no number. `checks`:
-    the number of checks."""
+    the rounding of the result (records of older versions include that rounding); infinity if the record has no finite
+    number. `checks`: the number of checks in the group."""
 
     case: str
     dtype: str
@@ -34,8 +35,8 @@ class KnownAdvisory:
 
 @dataclass(frozen=True)
 class MeasuredProbe:
-    """A probe's result. `shares`: the error ratios of all figures, ascending; `worst`: the figure with the largest
-    ratio; `checks`: the number of checks in all figures."""
+    """A probe's result. `shares`: the error ratios of all groups of checks, ascending; `worst`: the group with the
+    largest ratio; `checks`: the number of checks in all groups."""
 
     name: str
     status: str
@@ -55,7 +56,7 @@ class MeasuredProbe:
 @dataclass(frozen=True)
 class Speed:
     """The speed that GPU `index` reached, in `unit`. `name`: the precision, or the kind of copy. `promised`: the
-    datasheet's value, None without a source; `floor`: the fraction of it that the profile requires."""
+    datasheet's value, None without a source; `floor`: the fraction of `promised` that the profile requires."""
 
     gpu: str
     index: int
@@ -72,8 +73,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The number of cases of an operation that a run sampled, and the number of covered pairs of values of two
-    dimensions; `of`: the number of possible pairs."""
+    """How many cases of an operation a run sampled. `pairs`: how many pairs of values of two dimensions, such as a
+    dtype with a layout, the cases cover; `of`: how many such pairs exist."""
 
     operation: str
     cases: int
@@ -87,8 +88,8 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Blame:
-    """A rank that caused the failure of a stage, with the step and the reason. `member`: the GPU or process that it ran
-    on."""
+    """A rank that caused the failure of a stage, with the failed step and the reason. `member`: the number of the GPU
+    or process of this rank."""
 
     rank: int
     member: int
@@ -98,7 +99,8 @@ class Blame:
 
 @dataclass(frozen=True)
 class MeasuredStage:
-    """A group of ranks that dist.staged tested. `blamed` is empty if it passed, or if the record blames no rank."""
+    """A group of ranks that the probe dist.staged tested together. `blamed` is empty if the stage passed, or if the
+    record blames no rank."""
 
     name: str
     backend: str
@@ -127,7 +129,7 @@ class MeasuredStage:
 
 @dataclass(frozen=True)
 class MeasuredLibrary:
-    """A library that the process had mapped after its probes."""
+    """A library that the self-test's process had mapped after its probes."""
 
     name: str
     version: str
@@ -138,7 +140,7 @@ class MeasuredLibrary:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the self-test. `unit`: the kind of the members of `stages`, GPU or process."""
+    """One run of the self-test. `unit`: what the members of `stages` are, GPU or process."""
 
     model: str
     gpu: str

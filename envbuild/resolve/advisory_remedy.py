@@ -1,4 +1,5 @@
-"""Converts an advisory's change to profile values: one version each, from the versions known on the index. Pure."""
+"""Converts the change that an advisory requires to keys and values of a profile. Versions are chosen from those in the
+facts. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from envbuild.facts.fact_field_types import VersionRange, is_version
 
 
 def written(change: Change, known: Situation, unpinned: Situation | None = None) -> dict[str, Any]:
-    """The profile keys and values of a change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out values that already fit,
-    and libraries without a fitting version for this CUDA. `known`: the current versions; the fitting version nearest to
-    the current one is taken. `unpinned`: the situation without the requested pins; its version is taken if it fits and
-    is newer."""
+    """The profile keys and values that make an advisory's change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out values
+    that fit already, and libraries for which no version for this CUDA fits. `known`: the current versions; the fitting
+    version nearest to the current one is taken. `unpinned`: the situation without the versions of --pin; a version in
+    it is preferred if it fits and is newer."""
     found: dict[str, Any] = {}
     torch = _torch(change.torch, known, unpinned.torch if unpinned else None) if change.torch else None
     release = database.torch_release(torch) if torch else None
@@ -49,7 +50,8 @@ def yaml_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _torch(wanted: VersionRange, known: Situation, unpinned: str | None) -> str | None:
-    """The nearest fitting release that has code for the GPUs."""
+    """The nearest torch release in `wanted` that has code for all GPUs; None if the current release fits, or if no
+    release does."""
     fits = [
         release.version
         for release in database.torch_releases().values()
@@ -59,8 +61,8 @@ def _torch(wanted: VersionRange, known: Situation, unpinned: str | None) -> str 
 
 
 def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | None, unpinned: str | None) -> str | None:
-    """The nearest fitting version for this CUDA. If CUDA is unknown: for CUDA 12, or for a different CUDA version if
-    CUDA 12 has none."""
+    """The version that `_nearest` finds among the library's versions for this CUDA. If CUDA is unknown, those for CUDA
+    12 are tried first, then those for other CUDA versions."""
     distributions = database.libraries()[library].distributions
     majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
     found = (_nearest(_versions(distributions.get(major, "")), wanted, now, unpinned) for major in majors)
@@ -73,9 +75,9 @@ def _versions(distribution: str) -> list[str]:
 
 
 def _nearest(versions: Iterable[str], wanted: VersionRange, now: str | None, unpinned: str | None) -> str | None:
-    """The next higher fitting version, otherwise the next lower; None if `now` fits. If `now` is unknown: the oldest
-    one if a minimum is set, otherwise the newest. If `unpinned` (the version without the requested pins) fits and is
-    newer, return it."""
+    """The lowest version in `wanted` above `now`, otherwise the highest below it. None if `now` fits, or if no version
+    does. If `now` is unknown: the oldest fitting version if `wanted` has a minimum, otherwise the newest. `unpinned`,
+    the version without --pin, is returned instead if it fits and is newer."""
     if now is not None and now in wanted:
         return None
     found = _next(versions, wanted, now)

@@ -18,9 +18,9 @@ AUTO = "auto"
 @dataclass(frozen=True)
 class GpuLine:
     """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `cuda`:
-    its major version; the current line is also called cu13 if its CUDA major version is 13. `forced`: the profile puts
-    forward-compatibility libraries into the loader's path, where every driver uses them. `without_them`: the oldest
-    driver that supports this CUDA without these libraries."""
+    its CUDA major version; the current line is also called cu13 if this is 13. `forced`: whether the profile puts
+    forward-compatibility libraries into the loader's path, so that they are used with every driver. `without_them`: the
+    oldest driver that supports this CUDA without these libraries."""
 
     profile: str
     label: str
@@ -46,9 +46,9 @@ class GpuLine:
 
 @dataclass(frozen=True)
 class LineRequest:
-    """What decides about the line. `named`: the label in the profile's name, as in h20-cu12. `line`, `driver`: the
-    options. `site_line`, `site_driver`: the settings. `found`: the driver of the machine that will run the image; None
-    if unknown, or ignored on purpose."""
+    """What the user requests, and the machine's driver. `named`: the label in the profile's name, such as cu12 in
+    h20-cu12. `line`, `driver`: the options. `site_line`, `site_driver`: the settings. `found`: the driver of the
+    machine that will run the image; None if it is unknown, or ignored on purpose."""
 
     named: str | None = None
     line: str | None = None
@@ -60,7 +60,7 @@ class LineRequest:
 
 @dataclass(frozen=True)
 class LineChoice:
-    """The line to build. `reason`: what decided. `driver`: the driver that the image is for, None if unknown."""
+    """The line to build. `reason`: which input decided. `driver`: the driver that the image is for, None if unknown."""
 
     line: GpuLine
     reason: str
@@ -68,11 +68,11 @@ class LineChoice:
 
 
 def choose_line(name: str, lines: Sequence[GpuLine], request: LineRequest) -> LineChoice:
-    """Choose among the lines of the GPU profile `name`, the newest CUDA first. What decides is, in this order: the
-    profile's full name, the options, the settings; without any of these, the current line is chosen.
+    """Choose one of `lines`, the lines of the GPU profile `name`, which are sorted by CUDA, the newest first. The first
+    of these decides: the profile's full name, the options, the settings. Otherwise the current line is chosen.
 
-    The driver that was found counts only with `auto`, as an option or a setting. Raises UsageError if a line does not
-    exist or does not support the driver that an option names; NotProved if no line supports the driver.
+    The machine's driver counts only if the option or the setting is `auto`. Raises UsageError if a line does not exist
+    or does not support the driver that an option names; NotProved if no line supports the driver.
     """
     driver = request.driver or request.site_driver or request.found
     if request.named:
@@ -121,7 +121,8 @@ def _fitting(name: str, lines: Sequence[GpuLine], driver: str, reason: str) -> L
 
 
 def other_line(lines: Sequence[GpuLine], line: GpuLine, driver: str) -> str:
-    """What to do about a line that does not support the driver: the line that does, or the drivers needed."""
+    """A hint for a line that does not support the driver: another line that supports it, or the drivers that the lines
+    need."""
     fits = next((one for one in lines if one != line and one.refusal(driver) is None), None)
     if fits is None:
         return drivers_needed(lines, driver)
@@ -129,5 +130,5 @@ def other_line(lines: Sequence[GpuLine], line: GpuLine, driver: str) -> str:
 
 
 def drivers_needed(lines: Sequence[GpuLine], driver: str) -> str:
-    """Why each of the lines does not support the driver."""
+    """For each line that does not support the driver, the reason."""
     return "\n".join(text for one in lines if (text := one.refusal(driver)))

@@ -14,7 +14,7 @@ _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def gpu_lines(name: str) -> list[GpuLine]:
-    """The lines of the GPU profile `name`, the current one first; empty if it names no GPUs."""
+    """The lines of the GPU profile `name`, the current one first; empty if the profile lists no GPUs."""
     current = profile_reader_and_overrides.load(name)
     if not current.profile.gpus:
         return []
@@ -26,7 +26,8 @@ def gpu_lines(name: str) -> list[GpuLine]:
 
 
 def lines_for(loaded: LoadedProfile) -> list[GpuLine]:
-    """All profiles for the same GPU as this one: h20 and h20-cu12, for either of them."""
+    """The lines of a profile's GPU: h20 and h20-cu12, both for h20 and for h20-cu12. Empty for a profile that is given
+    by path or combined with a requirements file."""
     if loaded.meant is None or loaded.meant.requirements or profile_and_lock_name_lookup.is_path(loaded.meant.profile):
         return []
     found = profile_and_lock_name_lookup.named_line(loaded.name)

@@ -18,8 +18,8 @@ from envbuild.util.errors import Fault
 
 @dataclass(frozen=True)
 class ExtensionRequest:
-    """An extension to compile. `at`: its position in the profile; `places`: the position of each variable of its
-    build."""
+    """An extension to compile. `at`: its position in the profile; `places`: the positions of the variables in
+    build.env."""
 
     extension: Extension
     at: Fault
@@ -28,7 +28,8 @@ class ExtensionRequest:
 
 @dataclass(frozen=True)
 class ExtensionToolchain:
-    """The toolchain for a profile's extensions. `arch`: TORCH_CUDA_ARCH_LIST, only for the profile's own GPUs."""
+    """The toolchain for a profile's extensions. `arch`: TORCH_CUDA_ARCH_LIST, with the architectures of the profile's
+    GPUs; `requires`: packages for the builds; `wanted`: the extensions."""
 
     toolchain: Toolchain
     arch: str
@@ -37,7 +38,7 @@ class ExtensionToolchain:
 
     @property
     def inputs(self) -> list[object]:
-        """The inputs of the extensions' part of a lock; URLs are not included."""
+        """The inputs of the extensions' part of a lock, without URLs."""
         archive, debian = self.toolchain.archive, self.toolchain.debian
         return [
             self.arch,
@@ -80,21 +81,21 @@ def toolchain_contradictions(loaded: LoadedProfile, suite: Suite | None, cuda: s
     fault = loaded.document.fault
     # a CPU build of torch is reported elsewhere
     if not loaded.profile.gpus and Version(loaded.profile.torch).local != "cpu":
-        yield fault(("extensions", compiled[0]), "an extension is compiled for the profile's GPUs, and gpus is empty")
+        yield fault(("extensions", compiled[0]), "extensions are compiled for the profile's GPUs, but gpus is empty")
     bound = extension_compilers.hosts().get(cuda) if cuda else None
     own = loaded.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++
     if suite and bound and suite.gcc >= bound.gcc_below and not own:
         fits = [f"{s.name} (g++ {s.gcc})" for s in database.suites().values() if s.gcc < bound.gcc_below]
         yield fault(
             ("base", "bootstrap"),
-            f"{suite.name} has g++ {suite.gcc}, and CUDA {cuda} compiles extensions with g++ below {bound.gcc_below}: "
-            f"use {' or '.join(fits)}, or a torch of a newer CUDA",
+            f"{suite.name} has g++ {suite.gcc}, but nvcc of CUDA {cuda} needs g++ below {bound.gcc_below}: "
+            f"use {' or '.join(fits)}, or a torch release for a newer CUDA",
         )
 
 
 def _without_extension(loaded: LoadedProfile) -> Iterator[Fault]:
-    """Required probes of an extension that is not compiled: `norm.apex` belongs to apex. A child profile with its own
-    extensions replaces its parent's list, as with every list."""
+    """Faults for required probes of an extension that the profile does not compile, such as `norm.apex` of apex. The
+    extension may be missing because a child profile's list replaces that of its parent."""
     required = loaded.profile.selftest.require
     for extension in probe_catalogue_reader.EXTENSIONS - {one.name for one in loaded.profile.compiled}:
         named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
@@ -102,8 +103,8 @@ def _without_extension(loaded: LoadedProfile) -> Iterator[Fault]:
             place = loaded.document.place(("selftest", "require", named[0]))
             probes = " and ".join(required[index] for index in named)
             message = (
-                f"{probes} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
-                "extensions (a list replaces the one of the profile that this extends), or require other probes"
+                f"{probes} must pass ({place.file}:{place.line}), but the profile does not compile {extension}: add it "
+                "to extensions (this list replaces that of the extended profile), or require other probes"
             )
             given = "extensions" in loaded.document.data
             yield loaded.document.fault(("extensions",) if given else ("selftest", "require", named[0]), message)

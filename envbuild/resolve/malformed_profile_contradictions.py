@@ -1,7 +1,7 @@
 """Finds contradictions in the valid part of a profile that also has malformed values. Pure.
 
-This reports semantic errors together with malformed values. Contradictions that depend on a malformed value are left
-out, because its correct content is unknown.
+The user then gets semantic errors together with malformed values. Contradictions that depend on a malformed value are
+left out, because its correct content is unknown.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_and_project_paths import Document
 
-_ALL = ""
-# Malformed key -> positions of contradictions that depend on its value.
+_ALL = ""  # stands for every key
+# Malformed key -> the keys at which contradictions are reported that depend on its value.
 _DECIDES: Mapping[str, tuple[str, ...]] = {
     "extends": (_ALL,),
     "torch": (_ALL,),
@@ -40,18 +40,19 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 }
 _SUITE = "bookworm"
 _PASSES = 3
-"""How often malformed parts are removed: pydantic validates the whole only once its parts are valid."""
+"""How often malformed values are removed and the rest is validated. Pydantic checks a whole mapping only if all its
+values are valid, so that each pass may find new faults."""
 
 
 def contradictions(
     meant: Meant, merged: Document, malformed: Sequence[Malformed], known: Iterable[Fault]
 ) -> tuple[list[Fault], str | None]:
-    """Contradictions between the well-formed values, and their hint. `known`: faults found in addition to
-    `malformed`."""
+    """Contradictions between the well-formed values, and the resolver's hint if it is about these alone. `known`:
+    faults found in addition to `malformed`."""
     wrong = {_key(path) for path, _ in malformed} | {fault.field or "" for fault in known}
     blurred = {place for key in wrong for place in _DECIDES.get(key, ())}
     if wrong - {"why"}:
-        blurred.add("why")  # a reason needs the value that it explains, and that may be the malformed one
+        blurred.add("why")  # the value that a reason explains may be a malformed one
     if _ALL in blurred:
         return [], None
     rest = _well_formed(merged, malformed)
@@ -66,7 +67,8 @@ def contradictions(
 
 
 def _key(path: yaml_and_project_paths.Path) -> str:
-    """The key of a path in _DECIDES; an unknown key counts as the most similar known one, otherwise as torch."""
+    """The key in _DECIDES for the path of a malformed value. An unknown key counts as the most similar known key, or as
+    torch if no known key is similar."""
     if path[:1] == ("selftest",):
         return ".".join(map(str, path[:2]))
     if path and path[0] not in (*Profile.model_fields, "extends"):
@@ -79,7 +81,8 @@ def _within(field: str, places: Iterable[str]) -> bool:
 
 
 def _well_formed(merged: Document, malformed: Sequence[Malformed]) -> tuple[Profile, Document] | None:
-    """The profile without its malformed values; a malformed base or Python is replaced by a default."""
+    """The profile without its malformed values; a malformed base or Python is replaced by a default. None if the rest
+    is not valid either."""
     rest = merged
     for _ in range(_PASSES):
         rest = yaml_and_project_paths.without(rest, [path for path, _ in malformed])

@@ -9,8 +9,8 @@ from envbuild.profile.model import Profile
 
 
 def minimum_drivers(profile: Profile) -> dict[str, str]:
-    """The oldest driver for torch's CUDA ("cuda"), for the profile ("profile") and for its GPUs ("cards"), each if
-    known."""
+    """The known minimum drivers, by what requires them: torch's CUDA ("cuda"), the profile ("profile"), or the
+    profile's GPUs ("cards")."""
     release = database.torch_release(profile.torch)
     floors = [gpu.min_driver for name in profile.gpus if (gpu := database.gpus().get(name)) and gpu.min_driver]
     least = {
@@ -22,12 +22,12 @@ def minimum_drivers(profile: Profile) -> dict[str, str]:
 
 
 def oldest(profile: Profile) -> str | None:
-    """The oldest driver on which the image runs: the highest of `minimum_drivers`. None for the CPU, and if nothing is
-    known.
+    """The oldest driver on which the image runs: the highest of `minimum_drivers`. None for a CPU profile, and if no
+    minimum is known.
 
-    Forward-compatibility libraries replace CUDA's own minimum. A minimum in the profile still applies to the host.
-    Without a minimum in the profile, the minimum driver of the previous CUDA major version is only a lower bound: each
-    of NVIDIA's packages has its own list of drivers.
+    With forward-compatibility libraries, the minimum of torch's CUDA does not count. If the profile sets no minimum
+    either, that of the previous CUDA major version is used. It is only a lower bound, because each of NVIDIA's
+    compatibility packages has its own list of drivers.
     """
     found = minimum_drivers(profile) if profile.gpus else {}
     if profile.driver.compat and "cuda" in found:

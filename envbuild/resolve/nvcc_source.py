@@ -1,8 +1,8 @@
 """Chooses the source of a profile's nvcc: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
 
-nvcc must be of torch's own CUDA release: torch refuses to compile with another major release, and some extensions, such
-as apex, with another minor one too. The key `variant` decides whether nvcc stays in the image; extensions are compiled
-with it in both cases.
+nvcc must be of torch's own CUDA release: torch refuses to compile with a different major release, and some extensions,
+such as apex, also refuse a different minor release. The key `variant` decides whether nvcc stays in the image;
+extensions are compiled with it in both cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Toolchain:
     """A CUDA toolkit with nvcc. `home`: CUDA_HOME; `release`: torch's CUDA, such as "13.0", which must also be the
     release of nvcc.
 
-    `requirements`: its wheels; `archive`: its archive; `debian`: its packages. If all are empty, the base image has it.
+    The toolkit comes from `requirements` (wheels), `archive`, or `debian` (packages). If all three are empty, it is
+    part of the base image.
     """
 
     home: str
@@ -44,7 +45,8 @@ class Toolchain:
 
 
 def choose_toolchain(loaded: LoadedProfile, cuda: str | None, packages: str) -> Toolchain | Fault | None:
-    """The toolchain of a profile that names or needs one, or the fault if it is not available; None if none is needed.
+    """The toolchain of a profile, or a fault if it is not available. None if the profile sets no toolchain and needs no
+    nvcc.
 
     `cuda`: torch's CUDA, None if unknown; `packages`: site-packages of the environment.
     """
@@ -74,8 +76,8 @@ def choose_toolchain(loaded: LoadedProfile, cuda: str | None, packages: str) -> 
     lacks = f" ({compiler.lacks})" if compiler else ""
     return fault(
         where,
-        f"CUDA {cuda} has no nvcc as wheels{lacks}: give an archive of its toolkit (toolchain: {{sha256, url}}), or a "
-        f"devel image by digest as base and toolchain: base{_or_debian(cuda)}",
+        f"nvcc of CUDA {cuda} is not available as wheels{lacks}: set an archive of its toolkit (toolchain: {{sha256, "
+        f"url}}), or a devel image by digest as base and toolchain: base{_or_debian(cuda)}",
     )
 
 
@@ -83,12 +85,12 @@ def _packaged(profile: Profile, cuda: str) -> Debian | str:
     """Debian's nvcc for this CUDA, or why it is not available."""
     if profile.variant == "devel":
         return (
-            "Debian's nvcc comes with the driver's libcuda, which would take the place of the host's in an image: it "
-            "compiles extensions only; for variant: devel name an archive, or a devel image as base"
+            "Debian's nvcc packages contain libcuda, which would replace the host's in an image, so they only compile "
+            "extensions: for variant: devel, set an archive as toolchain, or a devel image as base"
         )
     suite = profile.base.bootstrap
     if suite is None:
-        return "Debian packages need a bootstrap base: with an image as base, set toolchain: base, or name an archive"
+        return "Debian packages need a bootstrap base: with an image as base, set toolchain: base or an archive"
     known = extension_compilers.debian(cuda)
     found = next((row for row in known if row.suite == suite), None)
     lacks = f"Debian {suite} has no nvcc of CUDA {cuda} (known: {_suites(known) or 'none in any suite'})"
@@ -99,21 +101,22 @@ def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[s
     """Alternatives to Debian's nvcc, the cheapest first."""
     compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
-        yield "leave toolchain out, and nvcc comes as wheels"
+        yield "remove toolchain, and nvcc comes as wheels"
         return
     for row in known:
-        yield f"take {row.suite} as base.bootstrap, with its Python {database.suites()[row.suite].python}"
-    yield "an archive of its toolkit (toolchain: {sha256, url}), or a devel image by digest as base (toolchain: base)"
+        yield f"use {row.suite} as base.bootstrap, with its Python {database.suites()[row.suite].python}"
+    yield "use an archive of the toolkit (toolchain: {sha256, url}), or a devel image as base (toolchain: base)"
     for row in extension_compilers.debians():
         fits = [release.version for release in database.torch_releases().values() if _serves(release, row, profile)]
         if row.cuda != cuda and fits:
             python = database.suites()[row.suite].python
-            serves = f"which {row.suite} (Python {python}) serves"
-            yield f"or a torch of CUDA {row.cuda}, {serves}: {', '.join(sorted(fits))}"
+            serves = f"whose nvcc is in {row.suite} (Python {python})"
+            yield f"or use a torch for CUDA {row.cuda}, {serves}: {', '.join(sorted(fits))}"
 
 
 def _serves(release: database.TorchRelease, row: Debian, profile: Profile) -> bool:
-    """Whether this torch release is built for this CUDA, with a wheel for the suite's Python and code for the GPUs."""
+    """Whether a torch release is built for the CUDA of Debian's nvcc, has a wheel for the suite's Python, and has code
+    for the profile's GPUs."""
     cards = [database.gpus()[name] for name in profile.gpus if name in database.gpus()]
     return (
         release.cuda == row.cuda
@@ -124,7 +127,7 @@ def _serves(release: database.TorchRelease, row: Debian, profile: Profile) -> bo
 
 def _or_debian(cuda: str) -> str:
     known = extension_compilers.debian(cuda)
-    return f"; for extensions alone also toolchain: debian, on {_suites(known)}" if known else ""
+    return f"; if only extensions are compiled, also toolchain: debian, on {_suites(known)}" if known else ""
 
 
 def _suites(rows: Iterable[Debian]) -> str:

@@ -43,12 +43,12 @@ ENVIRONMENT = {
 _UNSET = {"PYTHONHOME": "", "PYTHONPATH": ""}
 # pip is installed in the environment, so that a child image's `RUN pip install` works.
 TOOLS = ("pip",)
-# The architectures that extensions are compiled for, in child images too.
+# The variable with the GPU architectures for which extensions are compiled, in child images too.
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 
 
 def computing(versions: Mapping[str, str]) -> dict[str, str]:
-    """The versions without the tools, which may have any version in an environment outside our images."""
+    """The versions without pip, which may have any version in an environment outside our images."""
     return {name: version for name, version in versions.items() if name not in TOOLS}
 
 
@@ -56,9 +56,9 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 class Plan:
     """The inputs of a lock, before any package index or mirror is queried.
 
-    `suite` or `image`: the base image; `toolchain`: stays in the image; `extension_toolchain`: compiles its extensions;
-    `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in LoadedProfile. `why`: as in
-    Profile."""
+    `suite` or `image`: the base; `toolchain`: the CUDA toolkit that stays in the image; `extension_toolchain`: the
+    toolkit that compiles extensions; `extensions`: name -> id of the source, None for an extension that is left out.
+    `cli_words`, `notes`: as in LoadedProfile. `why`: as in Profile."""
 
     name: str
     cli_words: str
@@ -107,22 +107,23 @@ class Plan:
 
     @property
     def advisories(self) -> tuple[AdvisoryRow, ...]:
-        """Every advisory that applies, and what follows from it."""
+        """Every advisory that applies, with its state: refused, accepted, warned or noted."""
         return self.choice.advisories
 
     def place(self, name: str) -> Place | None:
-        """The position in the profile of a distribution (normalised name); torch's position for its dependencies."""
+        """The position in the profile of the requirement for a distribution (normalised name). For any other name, such
+        as a dependency of torch, the position of torch."""
         requirements = (text for text in self.packages if canonicalize_name(Requirement(text).name) == name)
         return self.places.get(next(requirements, self.core[-1]))
 
     def faults(self, message: str) -> list[Fault]:
-        """Faults with the positions of the requirements named in a resolver's message."""
+        """A fault for each of the profile's requirements that a resolver's message names, with its position."""
         words = set(re.split(r"[^A-Za-z0-9+.-]+", message.replace("==", " ")))
         named = [text for text in self.places if re.split(r"[^A-Za-z0-9+.-]", text)[0] in words]
         return [Fault(text, self.places[text].file, self.places[text].line) for text in named]
 
 
-# The C library of an image base is unknown before it is pulled; wheels are chosen for the oldest one torch supports.
+# The glibc of a base image is unknown before the image is pulled. Wheels are chosen for the oldest glibc of torch.
 _IMAGE_GLIBC = "2.28"
 
 
@@ -180,7 +181,8 @@ def _environment(suite: database.Suite | None, choice: Choice, kept: Toolchain |
 
 
 def _archives(loaded: LoadedProfile, choice: Choice, kept: Toolchain | None) -> Iterator[ArchiveRequest]:
-    """The archives to unpack in the image, in this order: the second one's folder is inside the first one's."""
+    """The archives to unpack in the image. The toolkit comes first, because the folder of the compatibility libraries
+    is inside that of the toolkit."""
     if kept and kept.archive:
         yield kept.archive
     compat = loaded.profile.driver.compat
@@ -193,7 +195,7 @@ def _archives(loaded: LoadedProfile, choice: Choice, kept: Toolchain | None) -> 
 def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
     """The plan's choice with the locked versions (distribution -> version).
 
-    Raises ProfileError if an advisory refuses a version that the resolver chose and no profile named.
+    Raises ProfileError if an advisory refuses one of these versions.
     """
     choice = plan.choice.locked(versions)
     faults = [_locked_fault(plan, choice, item) for item in choice.advice if item.state == "refused"]
@@ -203,7 +205,8 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
 
 
 def _way_out(loaded: LoadedProfile, choice: Choice) -> str | None:
-    """A hint with the nearest versions that no advisory refuses, as --pin options if the user gave some."""
+    """A hint with the nearest versions that fit the refusing advisories: as --pin options if the user gave such
+    options, otherwise as profile values."""
     found: dict[str, Any] = {}
     unpinned = (
         choose_stack(loaded.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
@@ -219,7 +222,7 @@ def _way_out(loaded: LoadedProfile, choice: Choice) -> str | None:
     return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
 
 
-_OTHERWISE = "name a different version in the profile's packages or pins, or accept the advisory there, with a reason"
+_OTHERWISE = "set a different version in the profile's packages or pins, or add the advisory to accept, with a reason"
 
 
 def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
@@ -246,15 +249,15 @@ def pinned_distribution(plan: Plan, pin: str) -> str:
     found = database.distribution_of(pin, plan.choice.situation.cuda) if plan.choice.situation.cuda else None
     if found is None:
         raise UsageError(
-            f"{pin} is neither torch, nor a package of {plan.name}, nor a CUDA library that the facts know",
+            f"{pin} is neither torch, nor a package of {plan.name}, nor a known CUDA library",
             hint=f"see: envbuild show {plan.cli_words}",
         )
     return found
 
 
 def _torch(profile: Profile) -> str:
-    """torch's requirement. ==2.13.0 would also accept a 2.13.0+cpu from find-links (PEP 440), so for GPUs it is exact
-    (===)."""
+    """The requirement for torch. For GPUs it uses ===, because ==2.13.0 would also accept 2.13.0+cpu from find-links
+    (PEP 440)."""
     exact = "===" if profile.gpus and "+" not in profile.torch else "=="
     return f"torch{exact}{profile.torch}"
 
@@ -284,16 +287,16 @@ def _contradictions(
                 )
                 found.append(where(("selftest", "require", index), message))
     for name in _UNSET.keys() & set(profile.env):
-        found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
+        found.append(where(("env", name), "Python would then prefer other packages to the locked and tested ones"))
     for name in profile.why:
         if not inherited_value_reasons.named_values(loaded.document.data, name):
             found.append(
-                where(("why", name), f"the profile sets no {name}: name a key, a library, a package or a variable")
+                where(("why", name), f"the profile sets no key, library, package or variable {name} to explain")
             )
         elif name in profile.pins and profile.pins[name].reason:
             found.append(where(("why", name), f"pins.{name} has a reason already: keep one of the two"))
     if profile.apt and not suite:
-        found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
+        found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the base image instead"))
     return found
 
 

@@ -29,7 +29,7 @@ _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a 
 
 
 def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> LoadedProfile:
-    """Find and read a profile by name or path; `pins` replace its own versions of libraries, torch, python or packages.
+    """Find and read a profile by name or path. `pins` replace its versions of libraries, torch, Python or packages.
 
     `<profile>-devel` is the devel variant of a profile, with its own lock and Dockerfile. `wanted` is a project's
     requirements.txt or pyproject.toml: its packages are added to the profile's, under the name `<profile>-<folder of
@@ -96,8 +96,9 @@ def ignored_uv_settings(found: Iterable[LoadedProfile]) -> list[str]:
 
 
 def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str]) -> list[Fault]:
-    """Append a project's requirements to the profile's packages, each with its own position; return the faults. A line
-    that contradicts an exact version of --pin or of the profile is left out, and added to `notes`."""
+    """Append a project's requirements to the profile's packages, each with its file and line; return the faults. A line
+    that contradicts an exact version from --pin or the profile is left out (except for its extras), which `notes`
+    reports."""
     packages = merged.data.setdefault("packages", [])
     found = requirements_reader.read(wanted)
     notes += found.notes
@@ -114,12 +115,12 @@ def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: lis
     return found.faults
 
 
-ORDER = "--pin comes before the profile, and the profile before the requirements file"
+ORDER = "--pin takes precedence over the profile, and the profile over the requirements file"
 
 
 def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
-    """If the requirement contradicts an exact version, return the remaining requirement and the reason; otherwise
-    None."""
+    """If a requirement contradicts an exact version, return what remains of the requirement (it may be empty) and the
+    reason; otherwise None."""
     requirement = _parsed(text)
     if requirement is None:
         return None
@@ -127,7 +128,7 @@ def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[st
     version, whose = exact.get(name, ("", ""))
     if not version or requirement.specifier.contains(Version(version), prereleases=True):
         return None
-    bare = name != "torch" and name in map(canonicalize_name, pins)  # its version comes only from --pin
+    bare = name != "torch" and name in map(canonicalize_name, pins)  # the name stays, and only --pin sets its version
     left = (
         f"{requirement.name}[{','.join(sorted(requirement.extras))}]"
         if requirement.extras
@@ -167,9 +168,10 @@ def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, st
 
 
 def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
-    """Pin the profile's own packages; return the pins that do not name a package of the profile.
+    """Change the profile's packages to the versions in `pins`; return the pins that do not name one of its packages.
 
-    torch, Python and CUDA are keys of a profile, even if a requirements file names torch.
+    Pins of torch, Python and CUDA are always returned, because these are keys of a profile, even if a requirements file
+    names torch.
     """
     packages, pinned = merged.data.get("packages"), set()
     wanted = {str(canonicalize_name(name)): version for name, version in pins.items() if name not in _KEYS}
@@ -184,7 +186,7 @@ def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pinned(pins: Mapping[str, str]) -> Document:
-    """The pins from `--pin` other than packages, as a document to merge onto the profile."""
+    """The pins from --pin that do not name packages, as a document to merge onto the profile."""
     own = {name: version for name, version in pins.items() if name in _KEYS}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
@@ -206,7 +208,9 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
     if parent is None:
         return here
     if not isinstance(parent, str):
-        raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
+        raise ProfileError(
+            "extends: must name one profile", faults=[here.fault(("extends",), "not the name or path of a profile")]
+        )
     try:
         if profile_and_lock_name_lookup.is_path(parent):
             yaml_and_project_paths.inside(parent, file.parent, root)

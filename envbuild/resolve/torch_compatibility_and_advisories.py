@@ -1,6 +1,7 @@
-"""Derives from a profile's GPUs and torch: CUDA, torch's libraries, overrides of its pins, and advisories. Pure.
+"""Derives CUDA, torch's libraries, overrides of torch's pins, and advisories from a profile's GPUs and torch. Pure.
 
-Advisories are checked twice: before any look-up, only with exact pins, and later with the locked versions.
+Advisories are checked twice: before an index is queried, with the exact versions in the profile, and later with the
+locked versions.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Override:
 @dataclass(frozen=True)
 class Choice:
     """The results derived from GPUs, torch and pins. `situation`: the known properties that advisories check. `driver`:
-    the oldest one that the image runs on."""
+    the oldest driver that the image runs on."""
 
     situation: Situation
     driver: str | None
@@ -133,7 +134,7 @@ def _gpus(loaded: LoadedProfile, faults: list[Fault]) -> Iterator[Gpu]:
 
 
 def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:
-    """Conflicts of torch itself: its CUDA, its Python, its kernels."""
+    """Conflicts between torch and the profile's CUDA, Python and GPUs."""
     profile, fault = loaded.profile, loaded.document.fault
     if gpus and Version(profile.torch).local == "cpu":
         yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
@@ -157,7 +158,7 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
             )
 
 
-# A profile that accepts one of these advisories builds or obtains a torch with the missing architecture.
+# A profile that accepts one of these advisories uses its own build of torch, which has the missing architecture.
 _NO_KERNEL = frozenset({"no-kernel-image-blackwell", "volta-dropped"})
 
 
@@ -188,7 +189,7 @@ def _pins(
         other = database.of_another_cuda(name, release.cuda, pin.version)
         if other is not None:
             text = f"{name} {pin.version} is for CUDA {other}; torch {release.version} is built for CUDA {release.cuda}"
-            faults.append(loaded.document.fault(("pins", name), f"{text}, and takes {distribution}"))
+            faults.append(loaded.document.fault(("pins", name), f"{text} and uses {distribution}"))
         pinned[distribution] = pin.version
         wanted = required.get(distribution)
         if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):
@@ -197,7 +198,7 @@ def _pins(
     return pinned, tuple(overrides)
 
 
-_PACKAGES = "another distribution is one of `packages`, as NAME==VERSION"
+_PACKAGES = "to pin any other package, add NAME==VERSION to `packages`"
 
 
 def _unknown_pin(name: str, release: TorchRelease | None) -> str:
@@ -211,14 +212,14 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
 
 
 def _driver(loaded: LoadedProfile, release: TorchRelease | None) -> str | None:
-    """The oldest driver of the fleet, for advisories: from the profile, otherwise the minimum of this CUDA's
-    minor-version compatibility."""
+    """The oldest driver that advisories must consider: the profile's minimum, otherwise the oldest driver that runs
+    this CUDA by minor-version compatibility."""
     declared = loaded.profile.driver.minimum
     return declared or (database.driver_minimum(release.cuda).compatible if release and loaded.profile.gpus else None)
 
 
 def _compat(loaded: LoadedProfile, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
-    """GPUs on which the driver refuses forward-compatibility libraries."""
+    """A fault if the profile has forward-compatibility libraries and lists GPUs whose driver refuses them."""
     if loaded.profile.driver.compat is None:
         return
     others = [gpu.id for gpu in gpus if not gpu.datacentre]
@@ -235,7 +236,7 @@ _NO_COMPAT = "error-804-forward-compat"
 
 
 def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    """Variables for NVIDIA's container toolkit, and for a mix of GPU models."""
+    """The image's variables for NVIDIA's container toolkit, for compiling extensions, and for a mix of GPU models."""
     if not gpus:
         return {}
     capabilities = sorted({gpu.compute_capability for gpu in gpus}, key=Version)
@@ -248,7 +249,7 @@ def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
 
 
 def _exact(profile: Profile) -> dict[str, str]:
-    """Versions of packages that the profile itself pins exactly; others are known after locking."""
+    """Versions of packages that the profile itself pins exactly; the others are known only after locking."""
     found: dict[str, str] = {}
     for text in profile.packages:
         name, _, version = text.partition("==")
@@ -280,7 +281,7 @@ def _refusals(loaded: LoadedProfile, advice: tuple[Advice, ...]) -> Iterator[Fau
 
 
 def _blamed(loaded: LoadedProfile, advisory: Advisory) -> Path:
-    """The position in the profile for a refusal: the pin that the advisory changes, otherwise torch."""
+    """The path in the profile at which a refusal is reported: the pin that the advisory changes, otherwise torch."""
     for name in advisory.change.pins:
         if ("pins", name) in loaded.document.places:
             return ("pins", name)

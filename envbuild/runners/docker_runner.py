@@ -1,4 +1,5 @@
-"""Runs a job in a container of the engine: without network or capabilities, read-only, bounded, and always removed."""
+"""Runs a job in a container of the engine. The container has no network and no capabilities, its file system is
+read-only, its resources are limited, and it is always removed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from envbuild.util.errors import EngineError, EnvbuildError, Fault, NotProved, U
 OWNER = "io.envbuild.owner"
 MAX_STDERR = 64 << 10
 _LOOK = "envbuild-look-"
-# The user nobody: images must run under any uid, so they are tested with one that owns no files.
+# The user nobody: an image must run under any uid, so it is tested with a uid that owns no files.
 _USER = "65534:65534"
 
 
@@ -46,10 +47,10 @@ class DockerRunner:
 
 
 def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
-    """Runs the job to its end. `on_line` gets each whole line of its stdout as it arrives.
+    """Runs the job to its end. `on_line` receives each complete line of the job's stdout as it arrives.
 
     Raises EngineError if the container cannot be started. The container is removed afterwards, even after an
-    interruption. Containers that remained because envbuild was killed, or the engine went away, are removed first.
+    interruption. Before the job starts, containers that earlier runs left behind are removed.
     """
     sweep_containers(engine)
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
@@ -63,8 +64,9 @@ def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] 
 
 @contextlib.contextmanager
 def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
-    """Calls `clear` at the end. If that fails too, the first error is raised and names `what` as left over: an engine
-    that went away explains both failures. An interruption remains an interruption."""
+    """Calls `clear` at the end. If the body and `clear` both fail, the body's error is raised, and a fault in it names
+    `what` as left in the engine: usually the engine stopped, which explains both failures. An interruption remains an
+    interruption."""
     try:
         yield
     except BaseException as error:
@@ -79,8 +81,8 @@ def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gpu_errors(job: Job) -> Iterator[None]:
-    """Translates the engine's error about a missing GPU, which it reports when the container starts, into a usage error
-    or NotProved."""
+    """Translates the engine's error about a missing GPU into UsageError or NotProved. The engine reports it when the
+    container starts."""
     try:
         yield
     except docker.errors.APIError as error:
@@ -88,7 +90,7 @@ def _gpu_errors(job: Job) -> Iterator[None]:
         if job.devices and "unknown device" in text:
             raise UsageError(
                 f"the engine's machine lacks some of the GPUs {', '.join(job.devices)}",
-                hint=f"nvidia-smi -L lists those it has ({text})",
+                hint=f"nvidia-smi -L lists the GPUs of that machine ({text})",
             ) from error
         if _NO_DRIVER in text or "nvidia" in text.lower():
             raise _no_gpu(text) from error
@@ -100,14 +102,14 @@ _NO_DRIVER = "could not select device driver"
 
 def _no_gpu(text: str) -> NotProved:
     return NotProved(
-        "the engine has no GPU to prove this on",
+        "the engine has no GPU to run the self-test on",
         hint=f"run the same command on a machine with the GPU ({text.strip()})",
     )
 
 
 def look_for_gpu(engine: Engine) -> None:
-    """Checks that the engine has a GPU before anything is built: starts a container of an empty image, which cannot
-    run.
+    """Checks that the engine has a GPU before anything is built. It starts a container of an empty image: the start
+    always fails, but the error shows whether a GPU is missing.
 
     Raises NotProved if the engine has no GPU. Only a self-test in an image can find out the GPU's model.
     """
@@ -125,7 +127,7 @@ def look_for_gpu(engine: Engine) -> None:
         _create(api, name, job)
         try:
             api.start(name)
-        except docker.errors.APIError as error:  # starting always fails: only the reason matters
+        except docker.errors.APIError as error:  # the start always fails; only the reason matters
             text = str(error.explanation or error)
             if _NO_DRIVER in text or "nvidia-container-cli: initialization error" in text:
                 raise _no_gpu(text) from error
@@ -171,7 +173,8 @@ def _devices(job: Job) -> list[DeviceRequest]:
 
 @dataclass(frozen=True)
 class _Container:
-    """A container that was created and not started yet, with its streams. `output`: pairs of stdout and stderr."""
+    """A container that was created but not started, with its streams. `output`: pairs of a block of stdout and a block
+    of stderr."""
 
     api: Any
     name: str
@@ -223,8 +226,8 @@ def _run_container(container: _Container, job: Job, on_line: Callable[[bytes], N
 
 
 def _feed(stdin: Any, payload: bytes) -> None:
-    """Writes the job's input. Runs in a thread of its own, because an image that never reads its stdin must not block
-    us."""
+    """Writes the job's input. Runs in a separate thread, because an image that never reads its stdin must not block
+    envbuild."""
     connection = getattr(stdin, "_sock", stdin)
     with contextlib.suppress(OSError):
         connection.sendall(payload)
@@ -240,7 +243,7 @@ def _remove(api: Any, name: str) -> None:
     try:
         api.remove_container(name, force=True, v=True)
     except docker.errors.NotFound:
-        pass  # it was never created
+        pass  # the container was never created
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise EngineError(
             f"container {name} could not be removed: {why(error)}", hint=f"docker rm -f {name}"
@@ -248,8 +251,8 @@ def _remove(api: Any, name: str) -> None:
 
 
 def sweep_containers(engine: Engine) -> int:
-    """Removes the containers, and the images of look_for_gpu, whose envbuild process is gone (killed, or the machine
-    restarted). Returns their number."""
+    """Removes containers, and images of look_for_gpu, whose envbuild process no longer exists (it was killed, or the
+    machine restarted). Returns the number of removed objects."""
     api: Any = engine.client.api
     removed = 0
     with asking(engine):
@@ -257,7 +260,7 @@ def sweep_containers(engine: Engine) -> int:
             if _abandoned(container["Labels"][OWNER]):
                 _remove(api, container["Id"])
                 removed += 1
-        # Compare the names too: an image that a user committed from our container has the same label.
+        # Compare the names too: an image that a user committed from a test container has the same label.
         for image in api.images(filters={"label": OWNER, "reference": f"{_LOOK}*"}):
             if _abandoned(image["Labels"][OWNER]):
                 for tag in image["RepoTags"] or ():
@@ -268,13 +271,13 @@ def sweep_containers(engine: Engine) -> int:
 
 
 def _owner() -> str:
-    """place:pid:start. The start is the process's start time in ticks since boot, because a pid may be reused."""
+    """The label's value, PLACE:PID:START. START is the start time of the process in ticks since boot, because a pid may
+    be reused."""
     return f"{_place()}:{os.getpid()}:{_started(os.getpid())}"
 
 
 def _place() -> str:
-    """Identifies where a pid means this process: the machine, and in a container its pid namespace. A reboot ends
-    both."""
+    """Identifies where a pid means this process: the machine, and the pid namespace, which differs in a container."""
     machine = Path("/etc/machine-id")
     known = machine.read_text(encoding="ascii").strip() if machine.is_file() else ""
     return f"{socket.gethostname()}/{known}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -283,13 +286,14 @@ def _place() -> str:
 def _abandoned(owner: str) -> bool:
     place, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
     if place != _place() or not pid.isdigit():
-        return False  # on another machine, whose processes are not visible
+        return False  # the process ran elsewhere and cannot be checked from here
     now = _started(int(pid))
     return not _exists(int(pid)) if now is None else now != started
 
 
 def _exists(pid: int) -> bool:
-    """Whether the process exists although /proc does not show it: with hidepid, /proc hides other users' processes."""
+    """Whether the process exists, even if /proc does not show it. With the mount option hidepid, /proc hides other
+    users' processes."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

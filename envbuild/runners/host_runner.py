@@ -1,4 +1,5 @@
-"""Runs a job with a Python interpreter of this machine, in the shell's environment: without a container or engine."""
+"""Runs a job with a Python interpreter of this machine, without a container, with the environment variables of the
+shell."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from envbuild.util.host_processes import LineListeners, ProcessTimeout, run
 
 
 class HostRunner:
-    """The runner for an interpreter or for an environment's folder. Raises UsageError if the
-    interpreter is missing or does not work."""
+    """The runner for a Python interpreter, named by its path or by the folder of its virtual environment. Raises
+    UsageError if the interpreter is missing or does not work."""
 
     image = ""
     nonce: str | None = None
@@ -29,8 +30,8 @@ class HostRunner:
 
 
 def find_interpreter(named: str) -> Path:
-    """The interpreter at a path, which is itself an interpreter or an environment's folder. Raises UsageError if it
-    does not work."""
+    """Return the Python interpreter for `named`: the path of an interpreter, or the folder of a virtual environment.
+    Raises UsageError if the interpreter is missing or does not work."""
     path = Path(named).absolute()
     if path.is_dir():
         inside = [path / "bin" / name for name in ("python", "python3") if (path / "bin" / name).exists()]
@@ -48,7 +49,7 @@ def find_interpreter(named: str) -> Path:
 
 
 def version(python: Path) -> str | None:
-    """The version of a Python interpreter; None if the file is not one, or does not run."""
+    """The version of a Python interpreter, such as "3.11"; None if the file is not a working interpreter."""
     try:
         done = run([python, "-S", "-c", "import sys; print('Python %d.%d' % sys.version_info[:2])"], timeout=20)
     except (OSError, EnvbuildError):
@@ -58,7 +59,8 @@ def version(python: Path) -> str | None:
 
 
 def run_on_host(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
-    """Runs the job to its end; `on_line` gets each line of its stdout. Its temporary files are removed afterwards.
+    """Runs the job to its end. `on_line` receives each line of the job's stdout. The job's temporary files are removed
+    afterwards.
 
     Raises ProcessMissing if the file is not a program.
     """

@@ -1,4 +1,5 @@
-"""Tickets to resume a job whose waiting process was lost: files in the user's state folder, by the job's id."""
+"""Stores tickets: small files in the user's state folder that allow a later process to resume a job. One is used if the
+process that waited for the job was lost."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class Ticket:
-    """The data to resume a job. `payload`: sha256 of the job's input, `image`: the tested image; both must be
-    unchanged. `place`: a runner-specific value, for example a folder."""
+    """The data to resume a job. `payload`: the sha256 of the job's input; `image`: the tested image. Both must be
+    unchanged when the job is resumed. `place`: a value of the runner, for example a folder."""
 
     job: str
     name: str
@@ -39,7 +40,7 @@ def _file(runner: str, job: str) -> Path:
 
 
 def read(runner: str, job: str) -> Ticket:
-    """Reads a ticket. Raises UsageError if no such job was submitted from here."""
+    """Reads the ticket of a job. Raises UsageError if it does not exist."""
     hint = "a job can be resumed once, and only by the user who submitted it"
     if not _ID.fullmatch(job):
         raise UsageError(f"{printable(job[:50])!r} is not a job id", hint=hint)
@@ -54,7 +55,7 @@ def keep(runner: str, ticket: Ticket) -> None:
 
 
 def forget_ticket(runner: str, name: str) -> None:
-    """Removes the tickets of a job by its name, which is known before its id."""
+    """Removes the tickets of a job by the job's name. Unlike its id, the name is known before the job is submitted."""
     for file in user_folders.state_folder(runner).glob("*.ticket.json"):
         with contextlib.suppress(FileNotFoundError):  # another process removed its ticket
             if f'"{name}"' in file.read_text(encoding="utf-8", errors="replace"):
@@ -62,9 +63,9 @@ def forget_ticket(runner: str, name: str) -> None:
 
 
 def require_same(ticket: Ticket, image: str, job: Job) -> None:
-    """Raises UsageError if the job or the image is not the one that was submitted."""
+    """Raises UsageError if the job's input or the image differs from what was submitted."""
     if (ticket.image, ticket.payload) != (image, hashlib.sha256(job.stdin).hexdigest()):
         raise UsageError(
             f"job {ticket.job} was submitted with a different image, profile, lock or self-test",
-            hint="give the options that it was submitted with; or start a new job, without --resume",
+            hint="repeat the options with which it was submitted, or start a new job, without --resume",
         )

@@ -12,8 +12,9 @@ from envbuild.util.errors import EnvbuildError
 
 
 class RunnerError(EnvbuildError):
-    """The job did not finish, for a reason that says nothing about the image: a node failed, a user cancelled it, its
-    output was lost. The self-test has neither passed nor failed; `ending` names the reason."""
+    """The job did not finish, for a reason that says nothing about the image: for example a node failed, a user
+    cancelled the job, or its output was lost. The self-test has neither passed nor failed. `ending` names the
+    reason."""
 
     code, kind = 6, "runner"
 
@@ -23,23 +24,23 @@ class RunnerError(EnvbuildError):
 
 
 def _nothing(event: object) -> None:
-    """The callback of a caller that does not watch the job."""
+    """The default callback: it ignores its argument."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Callbacks that watch a job. `line` gets each whole line of its stdout as it arrives. `say` gets the job's state:
-    it is queued, it runs on a node, it has ended."""
+    """Callbacks that watch a job. `line` receives each complete line of the job's stdout as it arrives. `say` receives
+    messages about the job's state, for example that it is queued or runs on a node."""
 
     line: Callable[[bytes], None] = _nothing
     say: Callable[[str], None] = _nothing
 
 
 class Runner(Protocol):
-    """Runs jobs of one image, on this machine or in a cluster.
+    """Runs jobs in containers of one image, or in an environment of this machine.
 
-    `image`: the image reference with digest, as the runner's engine knows it; empty if the job has no image. `nonce`:
-    the nonce of a job that was submitted before and is resumed; None: use a new one.
+    `image`: the image reference with digest, as the runner's engine knows it; empty if jobs run without an image.
+    `nonce`: the nonce of the job to resume; None: use a new one.
     """
 
     @property
@@ -48,24 +49,24 @@ class Runner(Protocol):
     def nonce(self) -> str | None: ...
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Runs the job to its end. Nothing of it remains where it ran, even after an interruption.
+        """Runs the job to its end. Nothing of the job remains where it ran, even after an interruption.
 
-        RawOutput's `where` records where the job ran, for the evidence, unless it ran on this machine. Raises
-        RunnerError if the job did not finish, NotProved if the GPU is missing, and EngineError or NetworkError if the
-        image could not be fetched or started.
+        `where` in the result records where the job ran, for the evidence; it is None if the job ran on this machine.
+        Raises RunnerError if the job did not finish, NotProved if the GPU is missing, and EngineError or NetworkError
+        if the image could not be fetched or started.
         """
         ...
 
 
 def runs_in_container(runner: Runner) -> bool:
-    """Whether the runner confines a job to a container; a job without an image runs unconfined on this machine."""
+    """Whether the runner runs its jobs in containers. Jobs without an image run on this machine without a container."""
     return bool(runner.image)
 
 
 @runtime_checkable
 class Scheduled(Runner, Protocol):
-    """A runner that submits the job to a scheduler, as text or objects that can be shown."""
+    """A runner that submits the job to a scheduler, as a script or manifests that can be shown."""
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """The text that would be submitted; `brief`: without the encoded self-test. It submits nothing."""
+        """Return the text that `run` would submit, without submitting it. `brief`: without the encoded self-test."""
         ...

@@ -1,4 +1,4 @@
-"""Looks up the expected driver versions and GPU properties of a profile, for the self-test's job document."""
+"""Looks up the driver versions and GPU properties that a profile expects, for the self-test's job document."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def expected_hardware(profile: Profile) -> dict[str, object]:
-    """Return the hardware part of the job document's `expect`, as far as the facts know it: the minimum driver versions
-    for torch's CUDA and for the profile, and the properties and datasheet of each GPU, by name."""
+    """Return the part of the job document's `expect` about hardware: the minimum driver versions for torch's CUDA and
+    for the profile, and the properties and datasheet of each GPU, by name. Values that the facts do not have are left
+    out."""
     return devices_by_name(map(database.gpus().__getitem__, profile.gpus)) | {
         "driver": {
             who: ".".join(map(str, Version(text).release))
@@ -26,7 +27,8 @@ def expected_hardware(profile: Profile) -> dict[str, object]:
 
 
 def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, object]:
-    """Return what the self-test compares with the device, by each name that a driver prints for these GPUs."""
+    """Return the expected properties and datasheet values of these GPUs, under each name that a driver prints for
+    them."""
     named = {name: gpu for gpu in gpus for name in gpu.all_names}
     return {
         "cards": {
@@ -38,6 +40,6 @@ def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, object]:
 
 
 def sheet(datasheet: Datasheet) -> dict[str, float]:
-    """Return the datasheet values by the job document's names, without values that have no source."""
+    """Return the datasheet values under their names in the job document. Values without a source are left out."""
     figures = {name: getattr(datasheet, f"tflops_{name}") for name in _PRECISIONS} | {"copy": datasheet.gb_per_s}
     return {name: value for name, value in figures.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Renders a single file that checks an environment against a profile's lock, wherever torch is installed. Pure.
+"""Renders a single file that checks an environment against a profile's lock, on any machine with torch. Pure.
 
 The file is a Python script. The payload (the self-test and the profile's expectations) is in comments after the code.
-If the file is cut off anywhere, it is either invalid Python (an unterminated string) or its checksum does not match.
+If the file is truncated anywhere, it is either invalid Python (an unterminated string), or its checksum does not match.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from envbuild.resolve import plan_resolver
 from envbuild.testrun import expected_hardware, selftest_job
 from envbuild.testrun.selftest_job import Expectations, RunRequest
 
-# One single statement: no prefix of it is a program that exits with 0. If the code is cut off, Python shows its first
-# line.
+# A single statement, so that no truncated copy is a program that exits with 0. If the code is truncated, Python's error
+# shows the first line.
 _SCRIPT = '''\
-raise eval(compile(r"""# envbuild check: where Python shows this line, this file is cut short; export it again
-#: Is this environment what envbuild's profile NAME needs? The lock is LOCK.
+raise eval(compile(r"""# envbuild check: if Python's error shows this line, this file is truncated; export it again
+#: Check whether this environment matches envbuild's profile NAME (lock LOCK).
 #:
 #:     python FILE                              or on every rank: torchrun --nproc-per-node N FILE
-#:     python FILE --no-probes                  versions, library files, driver and GPU model: no torch, under 2 s
+#:     python FILE --no-probes                  only versions, library files, driver and GPU model: no torch, under 2 s
 #:
-#: Needs Python 3.9 and torch. Exit status: 0 all checks passed; 5 a check failed (the fix is printed); 2 usage; 3 this
-#: file is damaged (1 if it is so damaged that Python cannot read it).
+#: Needs Python 3.9 or newer, and torch. Exit status: 0 all checks passed; 5 a check failed (the fix is printed); 2
+#: wrong arguments; 3 this file is damaged (1 if it is so damaged that Python cannot read it).
 import base64, hashlib, json, os, shutil, sys, tempfile
 
 try:
@@ -72,7 +72,7 @@ try:
 finally:
     shutil.rmtree(folder, ignore_errors=True)
 """, __file__, "exec"))
-# What it checks (#-), the check without probes (#*), the self-test (#+) and the sha256 of all before it (#=).
+# Expectations (#-), the code of --no-probes (#*), the self-test (#+) and the sha256 of all lines before it (#=).
 '''
 
 
@@ -80,8 +80,8 @@ _STARTUP = Path(__file__).with_name("standalone_lock_check.py")
 
 
 def render(loaded: LoadedProfile, locked: Lock) -> str:
-    """Render the script; the same lock and self-test give the same bytes. It is ASCII only, and outside of comments it
-    contains nothing from the profile except its name."""
+    """Render the script. The same lock and self-test give the same bytes. The script is ASCII only, and its code
+    contains nothing from the profile except the name."""
     code = _SCRIPT.replace("NAME", loaded.name).replace("LOCK", locked.short)
     document = json.dumps(_document(loaded, locked), sort_keys=True)
     archive = base64.b64encode(selftest_job.selftest_zip()).decode()
@@ -101,7 +101,7 @@ def _document(loaded: LoadedProfile, locked: Lock) -> dict[str, object]:
     hardware = expected_hardware.expected_hardware(loaded.profile)
     expected = Expectations(plan_resolver.computing(locked.versions), locked.python, cards, hardware=hardware)
     selftest = selftest_job.on_host(loaded.profile.selftest)
-    # the profile's own script is left out even if it is required
+    # the exported script does not contain the profile's own script, even if the profile requires it
     require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]
     selftest = selftest.model_copy(update={"require": require})
     return {
@@ -116,7 +116,7 @@ _NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
 
 
 def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, object]]:
-    """Yield the fixes of the advisories that the result of a probe identifies, then the fixes for other
+    """Yield the fixes in order of precedence: for results that match an advisory's signature, then for other
     failures."""
     for advisory in database.advisories():
         for signature in advisory.signature:

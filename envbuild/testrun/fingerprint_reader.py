@@ -1,4 +1,4 @@
-"""Reads fingerprints from a self-test's output or from a file, and validates them: neither source is trusted.
+"""Reads fingerprints from a self-test's output or from a file. Neither source is trusted, so both are validated.
 
 The format is version 1 of `envbuild/selftest/numerics/fingerprint_document.py` and `output_statistics.py`.
 """
@@ -38,9 +38,9 @@ DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
 
 
 class Against(_Part):
-    """The error compared with the float64 result. `ratio`: the largest ratio of error to bound; `median`: the median of
-    these ratios; `relative`: the root mean square error divided by that of the exact values; `nonfinite`: the number of
-    elements that are finite in neither result, without masked ones."""
+    """An output compared with the exact float64 result. `ratio`: the largest ratio of error to bound; `median`: the
+    median ratio; `relative`: the root mean square of the errors divided by the root mean square of the exact values;
+    `nonfinite`: the number of elements that are finite in neither of the two results, without masked elements."""
 
     ulps: dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,3})$")], Count]
     error: Number
@@ -57,8 +57,9 @@ class Against(_Part):
 
 
 class Observed(_Part):
-    """An output of an operation. `fed`: number of NaN or +inf elements in the inputs (-inf does not count, because
-    masks contain it); `nonfinite`: number of non-finite elements in the output."""
+    """An output of an operation. `fed`: the number of NaN or +inf elements in the inputs (-inf does not count, because
+    masks contain it); `nonfinite`: the number of non-finite elements in the output; `against`: None without a
+    reference."""
 
     dtype: DType
     shape: Shape
@@ -73,7 +74,8 @@ class Observed(_Part):
 
 
 class FingerprintOp(_Part):
-    """An operation or a module, with its two passes. `note`: why a pass or a comparison is missing."""
+    """An operation or a module, with the output in each of the two passes. `note`: why a pass or a reference is
+    missing."""
 
     id: Annotated[PrintableText, Field(min_length=1, max_length=500)]
     dtype: DType
@@ -109,7 +111,7 @@ class FingerprintMachine(_Part):
 
 
 class Fingerprint(_Part):
-    """A fingerprint. `subject`: the self-test's own operations, or a model's modules."""
+    """A fingerprint. `subject`: what was recorded, the self-test's operations or the modules of a model."""
 
     version: Literal[1]
     subject: Literal["operations", "model"]
@@ -122,14 +124,14 @@ class Fingerprint(_Part):
     def _each_once(cls, ops: list[FingerprintOp]) -> list[FingerprintOp]:
         twice = [name for name, count in Counter(op.id for op in ops).items() if count > 1]
         if twice:
-            raise ValueError(f"{twice[0]} is given twice")
+            raise ValueError(f"{twice[0]} appears twice")
         return ops
 
 
 def text_of(run: TestRun) -> str:
     """Return the text of a run's fingerprint file.
 
-    Raises CheckFailed if the run has no fingerprint or an invalid one.
+    Raises CheckFailed if the run's fingerprint is missing or invalid.
     """
     if not run.fingerprint:
         raise CheckFailed("the self-test recorded no fingerprint", hint="see the reason of its probe fingerprint")
@@ -144,7 +146,7 @@ def text_of(run: TestRun) -> str:
 
 
 def read(file: Path) -> Fingerprint:
-    """Read a fingerprint file. Raises FingerprintError with file, line and field of every fault."""
+    """Read a fingerprint file. Raises FingerprintError with the file, line and field of each fault."""
     name = yaml_and_project_paths.display(file)
     try:
         with file.open("rb") as stream:
@@ -161,12 +163,12 @@ def read(file: Path) -> Fingerprint:
         raise FingerprintError(
             f"{name} is not a fingerprint of version {VERSION}",
             faults=_placed(_faults(error, found), raw, name),
-            hint="made by: envbuild test NAME --fingerprint FILE",
+            hint="to create one: envbuild test NAME --fingerprint FILE",
         ) from error
 
 
 def _faults(error: ValidationError, found: object) -> list[tuple[yaml_and_project_paths.Path, str]]:
-    """Return path and message of each fault; an unsupported version is the only fault reported."""
+    """Return path and message of each fault. If the version is unsupported, only this fault is returned."""
     version = found.get("version") if isinstance(found, dict) else None
     if isinstance(version, int) and version != VERSION:
         return [(("version",), f"version {version}; this envbuild reads version {VERSION}")]
@@ -174,7 +176,8 @@ def _faults(error: ValidationError, found: object) -> list[tuple[yaml_and_projec
 
 
 def _placed(faults: Sequence[tuple[yaml_and_project_paths.Path, str]], raw: bytes, name: str) -> list[Fault]:
-    """Return the first faults, with line numbers if the YAML reader, which records positions, can parse this JSON."""
+    """Return the first faults. They have line numbers if the YAML reader, which records positions, can parse the JSON
+    text."""
     first, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
     rest = [Fault(f"and {more} more", name)] if more > 0 else []
     if len(raw) <= yaml_and_project_paths.MAX_BYTES:

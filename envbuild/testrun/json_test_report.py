@@ -1,4 +1,4 @@
-"""The document of `test`: the result of a run, for `--json`. Pure."""
+"""Converts the result of a self-test run to the document of `test --json`. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from envbuild.util.json_output_types import Digest
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """The result of one probe. `step`: where it failed; `checks`: the largest errors and their tolerances; `output`:
-    what the profile's own script printed, or only the end of it (`output_truncated`)."""
+    """The result of one probe. `step`: the step at which it failed; `checks`: the largest errors and their tolerances;
+    `output`: what the profile's own script printed; `output_truncated`: `output` is only the end of that."""
 
     name: str
     level: str
@@ -32,8 +32,8 @@ class ProbeRow:
 
 @dataclass(frozen=True)
 class TestDocument:
-    """The document of `test`. `state`: skipped if a required probe, or every probe, could not run. `interpreter`: of
-    --python. `device` to `seed`: as the self-test reported them."""
+    """The document of `test`. `state`: skipped if nothing failed, but a required probe, or every probe, could not run.
+    `interpreter`: the path of the Python that --python selects. The self-test reported `python` to `seed`."""
 
     profile: str
     state: Literal["passed", "failed", "skipped"]

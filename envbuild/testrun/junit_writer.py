@@ -1,8 +1,8 @@
-"""Writes a judged run as JUnit XML for CI systems: a test case for each probe. Pure.
+"""Renders a judged run as JUnit XML for CI systems, with a test case for each probe. Pure.
 
-The output uses only elements from the schema of Jenkins's xunit plugin, which other tools also read; measurements are
-therefore properties of the suite. A fault of the run itself, which makes all results invalid, is a separate failed test
-case.
+The output uses only elements from the schema of Jenkins's xunit plugin, which other tools also read. Therefore
+measurements are properties of the test suite, not of a test case. A fault of the run itself, which makes all results
+invalid, is a separate failed test case.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
-    """Return the XML document. `properties`: additional data about the run, such as the image's id."""
+    """Return the XML document. `properties`: more data about the run, such as the image's id."""
     root = Element("testsuites")
     suite = SubElement(root, "testsuite", name=_clean(f"envbuild {name}"), time=_seconds(run.seconds))
     held = SubElement(suite, "properties")
@@ -63,7 +63,8 @@ def _failure(case: Element, failure: RunFailure, detail: str | None) -> None:
 
 
 def _figures(run: TestRun) -> Iterator[tuple[str, str]]:
-    """Yield the measurements by probe, case and dtype; a repeated case gets a number."""
+    """Yield (name, values) of each measurement. The name has the probe, the case and the dtype, and a number if it is
+    repeated."""
     seen: dict[str, int] = {}
     for result in run.results:
         for figure in result.figures:

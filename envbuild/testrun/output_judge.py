@@ -1,6 +1,7 @@
-"""Converts the raw output of a self-test to a judged run. Pure.
+"""Judges the raw output of a self-test: converts it to probe results and errors of the run. Pure.
 
-The output is not trusted: it counts only if every frame of this run is present, complete, unique, and in order.
+The output is not trusted. Without errors it must have every frame of this run once, complete, and in order. A frame is
+a line that begins with ENVBUILD and the nonce of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PrintableText = Annotated[str, AfterValidator(printable)]
 
 
 class _Probe(ProbeResult):
-    """A probe's result with the limits for the output of a container."""
+    """A probe's result in a frame, with limits on the size of each field."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -53,7 +54,7 @@ class _End(_Frame):
 
 
 def frame(line: bytes, nonce: str) -> tuple[int, dict[str, object]] | None:
-    """Return (sequence number, document) if the line is a complete frame of this run, else None."""
+    """Return (sequence number, document) if the line is an undamaged frame of this run, otherwise None."""
     parts = line.rstrip(b"\n").split(b" ", 4)
     if len(parts) != 5 or parts[0] != b"ENVBUILD" or parts[1] != nonce.encode():
         return None
@@ -67,8 +68,8 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, object]] | None:
 
 
 def progress_of(line: bytes, nonce: str) -> tuple[str, ...] | ProbeResult | None:
-    """Return the progress that a line reports: the names of the probes that will run, or a probe's result; None for any
-    other line."""
+    """Return the progress that a line of output reports: the names of the probes that will run, or the result of one
+    probe. Return None for any other line."""
     found = frame(line, nonce)
     kind = found[1].get("kind") if found else None
     try:
@@ -80,12 +81,13 @@ def progress_of(line: bytes, nonce: str) -> tuple[str, ...] | ProbeResult | None
 
 
 def _result(document: object) -> ProbeResult:
-    """Raises ValidationError."""
+    """Return the probe's result in a frame's document. Raises ValidationError if it is invalid."""
     return ProbeResult.model_validate(_Probe.model_validate(document).model_dump())
 
 
 def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
-    """Judge the output; anything doubtful counts as an error."""
+    """Judge the output of one self-test. Every missing, damaged or contradictory part is an error of the run.
+    `require`: the probes that must be among the results."""
     ended = _ending(output)
     errors = [*ended]
     documents: list[dict[str, object]] = []
@@ -100,7 +102,7 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
-    if documents or not ended:  # without any output, the reason why the run ended is enough
+    if documents or not ended:  # without any output, the error that ended the run is enough
         errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)
@@ -125,9 +127,10 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
 
 
 def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[ProbeResult]:
-    """Return a failed result for the probe that was running when the time limit of the whole self-test was reached."""
+    """Return a failed result for the probe that was running when the time limit of the whole self-test was reached, or
+    an empty list if none was running."""
     running = planned[len(results) :][:1]
-    reason = f"it did not end; the whole self-test was stopped after {seconds:.0f} s"
+    reason = f"the probe did not end; the whole self-test was stopped after {seconds:.0f} s"
     return [
         ProbeResult(
             probe=name, level="", status="failed", reason=reason, failure="hang", signal=None, at=None, detail=None,
@@ -151,7 +154,8 @@ def _ending(output: RawOutput) -> list[str]:
 
 
 def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list[ProbeResult], list[str]]:
-    """Return the planned probes, their results, and the errors in the sequence start, probe..., environment, end."""
+    """Return the planned probes, the results, and the errors in the sequence of frames, which must be: start, one per
+    probe, environment, end."""
     kinds = [document.get("kind") for document in documents]
     if not kinds or kinds[0] != "start":
         return [], [], ["the self-test's output contains no frame of this run"]
@@ -171,7 +175,7 @@ def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list
         )
     names = [result.probe for result in results]
     if names != start.probes and end is not None:
-        errors.append("the probes that ran are not those that were planned")
+        errors.append("the probes that ran are not the planned probes")
     counted = [sum(result.status == status for result in results) for status in ("passed", "failed", "skipped")]
     if end is not None and [end.probes, end.passed, end.failed, end.skipped] != [len(results), *counted]:
         errors.append("the self-test's last frame contradicts the probes' results")
@@ -182,13 +186,15 @@ _ORDER = ("failed", "skipped", "passed")  # worst first
 
 
 def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
-    """Judge the output of all nodes: a probe passed if it passed on each node. Every error names its node."""
+    """Judge the outputs of several nodes. The result of a probe is its worst result on any node. Every error names its
+    node."""
     runs = []
     begin = 0
     for code, size in output.parts:
         stdout = output.stdout[begin : begin + size]
         begin += size
-        late = output.timed_out and code not in (0, 5)  # this node ended normally, a different node did not
+        # a node that ended with 0 or 5 did not time out, even if another node did
+        late = output.timed_out and code not in (0, 5)
         own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
         runs.append(judge_output(own, nonce, require))
     if not runs:
@@ -212,7 +218,7 @@ def _worst(name: str, runs: Sequence[TestRun]) -> ProbeResult:
 
 
 def join_runs(alone: TestRun, across: TestRun) -> TestRun:
-    """Join two runs into one; the result lists the missing confinement of both."""
+    """Join the run on one node and the run across nodes into one. The result lists the missing restrictions of both."""
     return replace(
         alone,
         results=(*alone.results, *across.results),

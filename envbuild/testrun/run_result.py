@@ -1,4 +1,4 @@
-"""Types for the result of a test run: a runner's raw output, and the judged run. Pure."""
+"""Types for the result of a self-test run: a runner's raw output, and the judged run. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ MAX_STDOUT = 64 << 20  # limit on a runner's output, in bytes
 
 
 class RunLocation(BaseModel):
-    """Where a run took place that a cluster ran. Each runner sets the fields that it knows; only those are written.
+    """Where a cluster ran a self-test. Each runner sets the fields that it knows, and only these are written to the
+    record.
 
-    `unconfined`: the restrictions of this engine's containers that were missing; `told_image`: the image as the cluster
-    reports it; `interface`, `infiniband`: of a run on several nodes, the network interface, and whether each node has
-    InfiniBand devices; `nodes`: where the part on several nodes ran, of a run that has both parts."""
+    `unconfined`: the restrictions of a local container that were missing; `told_image`: the image id that the cluster
+    reports; `interface`, `infiniband`: for a run on several nodes, the network interface, and whether each node has
+    InfiniBand devices; `nodes`: if the run had a second part on several nodes, where that part ran."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
@@ -38,14 +39,15 @@ class RunLocation(BaseModel):
     nodes: RunLocation | None = None
 
     def document(self) -> dict[str, object]:
-        """The fields that the runner set, for JSON."""
+        """Return the fields that the runner set, for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 @dataclass(frozen=True)
 class RawOutput:
-    """The raw output of a run. `exit_code`: None if it did not end by itself. `where`: where it ran, None for this
-    machine. `parts`: for several nodes, the exit code of each node and the size of its part of stdout, in bytes."""
+    """The raw output of a self-test. `exit_code`: None if the self-test was stopped at its time limit. `where`: where
+    it ran, None for this machine. `parts`: for several nodes, the exit code of each node and the size of its part of
+    stdout, in bytes."""
 
     stdout: bytes
     stderr: str
@@ -60,11 +62,12 @@ class RawOutput:
 
 class ProbeResult(BaseModel):
     """The result of one probe. `seconds`: its duration; `at`: the step at which it failed; `output`: what the profile's
-    own script printed, or only the end of it (`output_cut`). The optional fields may be missing in a run record.
+    own script printed; `output_cut`: `output` is only the end of that. Fields with a default may be missing in a run
+    record.
 
-    `figures`: its checks, each with the keys of `Figure` in the self-test; `traits`: facts that it measured, with keys
-    that each probe chooses. Both are kept as the probe wrote them: evidence must keep its bytes, and records of other
-    versions have other keys."""
+    `figures`: its groups of checks, each with the keys of `Figure` in the self-test; `traits`: other values that it
+    measured, under keys that the probe chooses. Both are stored exactly as the probe wrote them, because evidence must
+    not change, and records of other versions have other keys."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
@@ -83,15 +86,15 @@ class ProbeResult(BaseModel):
     output_cut: bool = False
 
     def document(self) -> dict[str, object]:
-        """Return the fields that were reported."""
+        """Return the fields that the probe reported."""
         return self.model_dump(exclude_unset=True)
 
 
 @dataclass(frozen=True)
 class RunFailure:
-    """A failed probe, or a fault of the run if `probe` is None. `advisory`: the id of the one that describes it.
-    `detail`: the same in one sentence. `failure`: the kind of it; `step`: where the probe failed; `reason`: what
-    was wrong. These are null for a fault of the run."""
+    """A failed probe, or, if `probe` is null, a fault of the run itself. `advisory`: the id of the advisory that
+    matches the failure. `detail`: the failure in one sentence. `failure`: the kind of failure; `step`: where the probe
+    failed; `reason`: what was wrong. `failure`, `step` and `reason` are null for a fault of the run."""
 
     probe: str | None
     signal: str | None
@@ -104,7 +107,7 @@ class RunFailure:
 
 @dataclass(frozen=True)
 class SelfTestSummary:
-    """The numbers of probes by result, for `--json`."""
+    """The number of probes with each result, for `--json`. `passed` is 0 if the run itself failed."""
 
     passed: int
     failed: int
@@ -115,9 +118,9 @@ class SelfTestSummary:
 
 @dataclass(frozen=True)
 class TestRun:
-    """A judged run. `errors` are faults of the run itself: with any of them, nothing in the run counts as passed.
+    """A judged run. `errors`: faults of the run itself; if there is one, no probe of the run counts as passed.
 
-    `skipped_required`: required probes that could not run here; the run did not fail, but is not valid evidence either.
+    `skipped_required`: required probes that could not run; such a run has not failed, but is not valid evidence.
     """
 
     results: tuple[ProbeResult, ...]
@@ -127,35 +130,35 @@ class TestRun:
     seconds: float
     skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
-    fingerprint: Mapping[str, object] = field(default_factory=dict)  # as received, not judged; empty if not requested
+    fingerprint: Mapping[str, object] = field(default_factory=dict)  # not validated; empty if not requested
     where: RunLocation | None = None  # as reported by the runner
-    short: bool = False  # the container was killed because it ran out of memory
+    short: bool = False  # a process in the container was killed because memory ran out
 
     def by_status(self, status: str) -> list[str]:
         return [result.probe for result in self.results if result.status == status]
 
     @property
     def passed(self) -> bool:
-        """True if nothing failed and at least one probe passed."""
+        """Whether nothing failed and at least one probe passed."""
         return not self.errors and bool(self.by_status("passed")) and not self.by_status("failed")
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether a probe or the container was killed because it ran out of memory, as far as this can be detected."""
+        """Whether a probe or the container ran out of memory, as far as this was detected."""
         return self.short or any(result.failure == "oom" for result in self.results)
 
     @property
     def subject(self) -> dict[str, str]:
-        """Return where the self-test ran, as it reported itself: the keys in _SUBJECT."""
+        """Return what the self-test reported about where and how it ran: the values of the keys in _SUBJECT."""
         return {key: str(self.start[key])[:100] for key in _SUBJECT if key in self.start}
 
     def leaving_out(self, reasons: Mapping[str, str]) -> TestRun:
-        """Return the same run with additional skipped probes that were not planned, with the given reasons."""
+        """Return the run with more skipped probes, which were not planned. `reasons`: the reason for each probe."""
         return replace(self, results=(*self.results, *(_skipped(name, reason) for name, reason in reasons.items())))
 
     @property
     def unconfined(self) -> tuple[str, ...]:
-        """The restrictions of this engine's containers that were missing, as reported by the runner."""
+        """The restrictions of a local container that were missing in this run, as reported by the runner."""
         return self.where.unconfined if self.where else ()
 
     def failures(self) -> list[RunFailure]:
@@ -172,7 +175,7 @@ class TestRun:
 def _skipped(probe: str, reason: str) -> ProbeResult:
     level = probe_catalogue_reader.known_probes()[probe].level
     skipped = ProbeResult(probe=probe, level=level, status="skipped", reason=reason)
-    return ProbeResult.model_validate(skipped.model_dump())  # with every field reported
+    return ProbeResult.model_validate(skipped.model_dump())  # sets every field, so that document() contains all of them
 
 
 def _failure(result: ProbeResult) -> RunFailure:

@@ -1,4 +1,5 @@
-"""Builds the input of a test run: the self-test, its job document, and the limits. Pure."""
+"""Builds a job: the input of a self-test run (the self-test's code and its job document) and the limits of the run.
+Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ OWN_SCRIPT = "own.script"  # the probe that runs a profile's own script
 ACROSS = "dist.nodes"  # the probe that runs on several nodes
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
-# Arguments: the module whose `main` receives the job; optionally a file with the input. The default is stdin, because a
-# bind mount would need a path on the engine's host. The input: a line with two lengths, the zip, and the job document.
+# The program that starts the self-test. Its arguments: the module whose `main` receives the job, and optionally a file
+# with the input. The default is stdin, because a bind mount would need a path on the engine's host. The input consists
+# of a line with two lengths, the zip file, and the job document.
 BOOTSTRAP = """
 import importlib, json, os, sys, tempfile
 if sys.version_info < (3, 9):
@@ -57,11 +59,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The part of a profile's self-test to run this time; the default is everything.
+    """The part of a profile's self-test to run. The default is everything.
 
-    `level`: replaces the profile's level. `probes`: run exactly these. `gpus`: the machine's GPUs to use, by index or
-    UUID. `fingerprint`: also run the fingerprint probe, which no level includes. `seed`: determines the sampled cases;
-    None: the default.
+    `level`: replaces the profile's level. `probes`: run exactly these probes. `gpus`: the machine's GPUs to use, by
+    index or UUID. `fingerprint`: also run the fingerprint probe, which no level includes. `seed`: determines the
+    sampled cases; None: the default seed.
     """
 
     level: str | None = None
@@ -77,12 +79,11 @@ _MOST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Job:
-    """One run, ready for any runner: the command, its stdin, and its limits.
+    """One run of the self-test, for any runner: the command, its stdin, and its limits.
 
     `image`: the image's digest reference in the engine that runs it. `devices`: the machine's GPUs to use, by index or
-    UUID; empty: all GPUs, or with a scheduler, `count` GPUs of one of `models` (ids in the facts). `require`: the
-    probes that must pass. `nodes`: number of nodes that run it at the same time, each with `count` GPUs, connected by a
-    network.
+    UUID; empty: all GPUs, or, with a scheduler, `count` GPUs of one of `models` (GPU ids). `require`: the probes that
+    must pass. `nodes`: the number of nodes that run the job together over a network, each with `count` GPUs.
     """
 
     image: str
@@ -98,15 +99,15 @@ class Job:
     nodes: int = 1
 
 
-_AROUND_BURN = 240  # seconds for creating the matrices and for checking the last results
-# Makes the zip executable: `python selftest.zip --level quick`.
+_AROUND_BURN = 240  # seconds to create the matrices and to check the last results, added to the time of the burn-in
+# The zip's __main__.py, which makes the zip executable: `python selftest.zip --level quick`.
 _PROGRAM = b"import sys\nfrom envbuild.selftest.__main__ import command\nsys.exit(command())\n"
 
 
 @cache
 def selftest_zip() -> bytes:
-    """Return a zip of the self-test's sources, deterministic: fixed times, sorted names. Any Python with torch can run
-    it."""
+    """Return a zip of the self-test's sources, which Python 3.9 or newer with torch can run. The bytes are
+    deterministic: the times are fixed and the names are sorted."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), _PROGRAM)
@@ -119,7 +120,8 @@ def selftest_zip() -> bytes:
 
 @cache
 def selftest_id() -> str:
-    """Return the sha256 of the names and contents of the sources; it does not depend on the compressor's version."""
+    """Return the sha256 of the names and contents of the self-test's sources. Unlike the zip, it does not depend on the
+    version of the compressor."""
     digest = hashlib.sha256()
     for file in sorted(_SOURCES.rglob("*.py")):
         content = file.read_bytes()
@@ -142,9 +144,9 @@ def bootstrap_payload(document: bytes) -> bytes:
 class Expectations:
     """What the self-test expects of the environment and the machine.
 
-    `versions`: locked distribution -> version. `python`: its release, such as "3.11". `gpus`: allowed GPU names as the
-    driver prints them; empty: the CPU. `gpu_count`: this many GPUs must be present and work together. `hardware`: more
-    expectations, as returned by expected_hardware.expected_hardware.
+    `versions`: the locked version of each distribution. `python`: Python's version, such as "3.11". `gpus`: the allowed
+    GPU names as the driver prints them; empty: test the CPU. `gpu_count`: the number of GPUs that must be present and
+    work together. `hardware`: more expectations, as returned by expected_hardware.expected_hardware.
     """
 
     versions: Mapping[str, str]
@@ -162,10 +164,10 @@ def make_job(
     models: Sequence[str] = (),
     nonce: str | None = None,
 ) -> Job:
-    """Return the job that tests `image` (the engine's handle).
+    """Return the job that tests `image`, the image's digest reference in the engine.
 
-    `image` empty: test an environment of this machine, with Python's environment variables in effect. `models`: the ids
-    of the expected GPUs. `nonce`: that of a run started earlier; if None, a new one is generated.
+    If `image` is empty, the job tests an environment of this machine, and Python's environment variables have an
+    effect. `models`: the ids of the expected GPUs. `nonce`: the nonce of the run to resume; None: generate a new one.
     """
     nonce = nonce or secrets.token_hex(16)
     on_gpu = bool(expected.gpus)
@@ -184,21 +186,23 @@ def make_job(
 
 
 def started(image: str) -> tuple[str, ...]:
-    """Return Python's options: no package may run code before the self-test (-S); in an image (-I), the working
-    directory and PYTHON* variables are ignored too."""
+    """Return Python's options. -S: no package may run code before the self-test. In an image also -I: Python ignores
+    the working directory and PYTHON* variables."""
     return ("-I", "-S") if image else ("-S",)
 
 
 def _limits(wanted: SelfTest, gpu: bool) -> Limits:
     memory = int(wanted.memory_gb * (1 << 30))
-    # NCCL's segments for GPUs without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
+    # shared memory for NCCL's segments, which GPUs without P2P use: 10 MB each (NVIDIA/nccl#290), or 193 MB
+    # (vllm-project/vllm#18831)
     return Limits(memory, float(wanted.timeout), shm=memory // 2 if gpu else Limits.shm)
 
 
 def document(
     wanted: SelfTest, expected: Expectations, request: RunRequest = ALL, nonce: str = "0" * 32
 ) -> dict[str, object]:
-    """Return the job document. `nonce`: marks the output of one run; zeros if the output is not read."""
+    """Return the job document. `nonce`: marks the frames in the output of this run; the default is for output that is
+    not judged."""
     required = required_probes(wanted, bool(expected.gpus), request, expected.gpu_count)
     return {
         "version": 1,
@@ -230,16 +234,16 @@ def document(
 
 
 def performance_requirements(wanted: SelfTest) -> dict[str, float]:
-    """Return the numeric requirements: fractions of the datasheet's speed, and seconds of the burn-in. Evidence is
-    valid only with at least these values."""
+    """Return the numeric requirements of the profile: minimum fractions of the datasheet's speed, and the seconds of
+    the burn-in. Evidence is valid only if its run had at least these requirements."""
     burn = {"burn": float(wanted.burn_seconds)} if wanted.level == "full" else {}
     return {**wanted.floor.model_dump(exclude_none=True), **burn}
 
 
 def required_probes(wanted: SelfTest, gpu: bool, request: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
-    """Return the probes that must pass: those requested by name, else the profile's list, env.identity on a GPU,
-    dist.staged for several GPUs or a required transport, and the profile's own script, as far as the requested level
-    includes them."""
+    """Return the probes that must pass. If probes are requested by name, these. Otherwise the profile's list,
+    env.identity on a GPU, dist.staged for several GPUs or a required transport, and the profile's own script; without
+    those that the requested level does not include. A requested fingerprint is always added."""
     extra = [FINGERPRINT] if request.fingerprint else []
     if request.probes:
         return list(dict.fromkeys([*request.probes, *extra]))
@@ -256,18 +260,20 @@ def required_probes(wanted: SelfTest, gpu: bool, request: RunRequest = ALL, gpu_
 
 
 def on_host(wanted: SelfTest, request: RunRequest = ALL) -> SelfTest:
-    """Remove the profile's own script: outside a container it runs only if it is requested by name."""
+    """Return the self-test without the profile's own script. Outside a container the script runs only if it is
+    requested by name."""
     return wanted if OWN_SCRIPT in request.probes else wanted.model_copy(update={"script": None})
 
 
 def left_out_on_host(wanted: SelfTest, request: RunRequest = ALL) -> dict[str, str]:
-    """Return the probe that `on_host` removed although it would have run, with the reason."""
+    """Return the probe own.script with the reason why it does not run, if only `on_host` removed it; otherwise an empty
+    mapping."""
     gone = wanted.script and not on_host(wanted, request).script and not request.probes
     return {OWN_SCRIPT: f"runs outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
 
 
 def project_tests_digests(wanted: SelfTest) -> dict[str, str]:
-    """Return the sha256 of each part that the profile adds to the self-test; evidence must be made with exactly
-    these."""
+    """Return the sha256 of each part that the profile adds to the self-test. Evidence is valid only for exactly these
+    parts."""
     shapes = {"shapes": canonical_digest([shape.model_dump() for shape in wanted.shapes])} if wanted.shapes else {}
     return shapes | ({"script": wanted.script.sha256} if wanted.script else {})

@@ -1,8 +1,8 @@
 """Compares an environment with a profile's lock in under two seconds, without importing torch.
 
-`envbuild export check` puts the source of this module into its script, next to the self-test, whose ELF reader it uses.
-It needs Python 3.9. It compares versions, the library files in each RECORD, the copies that the loader would take
-instead, the driver and the GPU model. It computes nothing.
+`envbuild export check` copies this module's source into the exported script, with the self-test, whose ELF reader it
+uses. It needs Python 3.9 or newer. It checks versions, whether the library files in each RECORD exist, whether the
+loader would take different copies, the driver, and the GPU model. It runs no GPU kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TORCH_LIBRARY = "torch/lib/libtorch_cuda.so"
 _RANKS = ("RANK", "SLURM_PROCID")
 
 Fault = tuple[str, str]
-"""What is wrong, and its fix."""
+"""A problem, and how to fix it."""
 
 
 class ExpectedEnvironment(TypedDict, total=False):
@@ -44,21 +44,21 @@ class ExpectedEnvironment(TypedDict, total=False):
 
 
 class CheckJob(TypedDict):
-    """The part of a job document that is used here."""
+    """The part of a job document that this module uses."""
 
     device: str
     expect: ExpectedEnvironment
 
 
 class CheckDocument(TypedDict):
-    """The part of an exported check's document that is used here."""
+    """The part of an exported check's document that this module uses."""
 
     profile: str
     job: CheckJob
 
 
 def check_startup(document: CheckDocument) -> tuple[int, str]:
-    """The exit status, and the text: 0 and one line, or 5 and the faults with their fixes."""
+    """Return the exit status and the text to print: 0 and one line, or 5 and the faults with their fixes."""
     begin = time.monotonic()
     rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
     place = "" if rank is None else f", rank {rank} on {socket.gethostname()}"
@@ -77,11 +77,11 @@ def check_startup(document: CheckDocument) -> tuple[int, str]:
     if faults:
         return _FAILED, "\n".join([f"{who}: does not match the lock", *report_lines(faults), ""])
     counts = f"{len(locked)} versions, {len(libraries)} libraries"
-    return 0, f"{who}: {counts} as locked, no probes, {time.monotonic() - begin:.1f} s\n"
+    return 0, f"{who}: {counts} match the lock; no probes ran; {time.monotonic() - begin:.1f} s\n"
 
 
 def report_lines(faults: list[Fault]) -> Iterator[str]:
-    """The faults, and each fix once, with control characters as escapes."""
+    """The lines to print for the faults: first the faults, then each fix once. Unprintable characters are escaped."""
     return map(_printable, _lines(faults))
 
 
@@ -100,8 +100,9 @@ def _lines(faults: list[Fault]) -> Iterator[str]:
 
 
 def environment_faults(locked: Mapping[str, str], python: str | None, libraries: dict[str, str]) -> Iterator[Fault]:
-    """Differing versions of Python, torch and CUDA libraries, damaged RECORDs, faults of libraries, and other differing
-    versions, which may be many. Adds the real path of each library to `libraries`, by its path in RECORD."""
+    """Yield, in this order: differing versions of Python, torch and CUDA libraries; damaged RECORDs; faults of library
+    files; other differing versions, which may be many. Adds the real path of each library to `libraries`, under its
+    path in RECORD."""
     found: dict[str, metadata.Distribution] = {}
     for item in found_distributions():
         found.setdefault(normalise(item.metadata["Name"]), item)
@@ -120,13 +121,13 @@ def environment_faults(locked: Mapping[str, str], python: str | None, libraries:
 
 
 def _is_of_cuda(fault: Fault) -> bool:
-    """Whether a differing version is of Python, torch or a CUDA library."""
+    """Whether a fault is a differing version of Python, torch or a CUDA library."""
     name = fault[0].partition(" ")[0]
     return name == "Python" or not _place(name)[0]
 
 
 def _is_readable(record: str) -> bool:
-    """Whether the csv module of every Python reads each line."""
+    """Whether the csv module of every supported Python version can read each line."""
     return "\0" not in record and all(len(line) <= csv.field_size_limit() for line in record.splitlines())
 
 
@@ -136,10 +137,11 @@ def _pip(*words: str) -> str:
 
 
 def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], python: str | None) -> Iterator[Fault]:
-    """Versions that differ from the locked ones, torch and CUDA libraries first; the fix installs all of them."""
+    """Yield each version that differs from the locked one, torch and CUDA libraries first. The fix of each is one
+    command that installs all of them."""
     own = platform.python_version()
     if python and not f"{own}.".startswith(f"{python}."):
-        yield f"Python is {own}, but {python} is locked", f"start it with Python {python}"
+        yield f"Python is {own}, but {python} is locked", f"start the check with Python {python}"
     differing = [name for name in sorted(locked, key=_place) if installed.get(name) != locked[name]]
     remedy = _pip("install", "--no-deps", *(f"{name}=={locked[name]}" for name in differing))
     for name in differing:
@@ -151,14 +153,14 @@ def _place(name: str) -> tuple[bool, str]:
 
 
 def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[Fault]:
-    """Missing library files, and copies that LD_PRELOAD or LD_LIBRARY_PATH bring in their place. `libraries`: the real
-    path by the path in RECORD."""
+    """Yield missing library files, and different copies that LD_PRELOAD or LD_LIBRARY_PATH makes the loader take.
+    `libraries`: the real path of each library, under its path in RECORD."""
     owned = {Path(path).name: real for path, real in libraries.items()}
     for path, real in libraries.items():
         if not _is_file(real):
             yield (
                 f"{path} is missing or unreadable",
-                "install again: pip install --force-reinstall --no-deps, for what contains it",
+                "install the package that contains it again: pip install --force-reinstall --no-deps PACKAGE",
             )
     for name in re.split("[: ]", variables.get("LD_PRELOAD", "")):
         expected = owned.get(Path(name).name)
@@ -179,12 +181,12 @@ def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) ->
 
 
 def _is_file(path: str | Path) -> bool:
-    """Whether it is a file; False if it cannot be read, where Path.is_file raises PermissionError."""
+    """Whether the path is a file; False without permission to look, where Path.is_file raises PermissionError."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def gpu_faults(models: Sequence[str], drivers: Mapping[str, str]) -> Iterator[Fault]:
-    """An unusable or too old driver, or no GPU of these models. With several models in a machine, one suffices."""
+    """Yield faults of the driver (unusable or too old), and a fault if the machine has no GPU of these models."""
     try:
         driver, names = _read_gpus()
         library = nvidia_driver_query.file_version(nvidia_driver_query.CudaDriver().path)
@@ -197,10 +199,11 @@ def gpu_faults(models: Sequence[str], drivers: Mapping[str, str]) -> Iterator[Fa
 
 
 def startup_driver_faults(host: str, library: str | None, minimum: Mapping[str, str]) -> Iterator[Fault]:
-    """A driver that is older than CUDA's or the profile's minimum, as in the probe env.driver.
+    """Yield a fault if the driver is older than CUDA's or the profile's minimum, as in the probe env.driver.
 
-    The newer of `host` and `library` (the release of the libcuda that the loader takes) must reach CUDA's minimum,
-    because forward-compatibility libraries also satisfy it. The profile's minimum applies to the host.
+    `host`: the driver's version; `library`: the version of the libcuda that the loader takes. The newer of the two must
+    reach CUDA's minimum, because a forward-compatibility library suffices for it. `host` must reach the profile's
+    minimum.
     """
     newest = max(host, library or host, key=_release)
     too_old = {
@@ -213,7 +216,7 @@ def startup_driver_faults(host: str, library: str | None, minimum: Mapping[str, 
 
 
 class _Nvml(nvml_ctypes.Nvml):
-    """NVML with the models of all GPUs."""
+    """Adds a query for the models of all GPUs to Nvml."""
 
     def models(self) -> list[str]:
         """The model of each GPU that this process may use. Raises NvmlRefused."""

@@ -1,4 +1,5 @@
-"""Atomic file writes: completely or not at all. A project's file is not written through a link out of the project."""
+"""Writes files atomically: a file is replaced completely or not at all. `write_within` also refuses links that lead out
+of a project."""
 
 from __future__ import annotations
 
@@ -14,26 +15,26 @@ _LOG = logging.getLogger(__name__)
 
 
 def holds_text(file: Path, text: str) -> bool:
-    """Whether the file exists and has exactly this content."""
+    """Whether the file exists and contains exactly this text."""
     return file.is_file() and file.read_bytes() == text.encode()
 
 
 def write_within(project: Path, file: Path, content: str | bytes) -> None:
-    """Write a file of a project. Raises FileError if a link leads out of the project: the project's author must not
-    choose which other file is written."""
+    """Write a file of a project. Raises FileError if a link leads out of the project, because a project's author must
+    not be able to have files outside of the project overwritten."""
     try:
         inside(str(file.absolute()), file.parent, project)
     except ValueError as error:
-        raise FileError(f"{error}: it is not written", hint="remove the link") from None
+        raise FileError(f"not written: {error}", hint="remove the link") from None
     write_atomically(file, content)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write a temporary file in the same folder, flush it to disk, then rename it: a reader sees the old or the new
-    content, never a part.
+    """Write a temporary file in the same folder, flush it to disk, and rename it to `file`. A reader sees the old or
+    the new content, never a part.
 
-    A path that is not a regular file, such as /dev/stdout, is written directly. A link stays a link, and an existing
-    file keeps its permissions.
+    A path that is not a regular file, such as /dev/stdout, is written directly. For a symbolic link, the target is
+    replaced. An existing file keeps its permissions.
     """
     raw = content if isinstance(content, bytes) else content.encode()
     if file.exists() and not file.is_file():

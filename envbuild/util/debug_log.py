@@ -1,7 +1,7 @@
-"""Debug log for -v, -vv and ENVBUILD_LOG: processes started, requests made, files written, steps taken.
+"""The debug log of -v, -vv and ENVBUILD_LOG: started processes, HTTP requests, written files, and steps.
 
-Modules log to `logging.getLogger(__name__)`: INFO for an action, DEBUG for its result. Secrets are masked in every line
-and every destination.
+Modules log to `logging.getLogger(__name__)`, an action with level INFO and its results with level DEBUG. Secrets are
+masked in every line.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pathlib import Path
 from envbuild.util import url_redaction
 from envbuild.util.errors import FileError, printable
 
-FILE = "ENVBUILD_LOG"  # names a file that every log line is appended to, independent of -v
+FILE = "ENVBUILD_LOG"  # this variable names a file to which every log line is appended, with or without -v
 _ROOT = logging.getLogger("envbuild")
 _SECRET = re.compile(r"passw|passphrase|token|secret|credential|_key$|apikey", re.IGNORECASE)
-_LEAST = 6  # characters; masking a shorter value would also change unrelated words
+_LEAST = 6  # characters: shorter values are not masked, because that would also change unrelated words
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 _MOST = 4000  # characters per line
 
 
 def masked(text: str) -> str:
-    """Mask passwords in URLs, HTTP credentials, and values of environment variables with names of secrets."""
+    """Mask credentials in URLs, HTTP credentials, and the values of environment variables whose names suggest a
+    secret."""
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) >= _LEAST:
             text = text.replace(value, "***")
@@ -34,8 +35,8 @@ def masked(text: str) -> str:
 
 
 class _Masked(logging.Formatter):
-    """Formats masked log lines. `dated`: prefix with date and process id, for a file that several runs write to;
-    otherwise with seconds since the start."""
+    """Formats log lines with masked secrets. `dated`: begin with the date and the process id, for a file to which
+    several runs write; otherwise with the seconds since the start."""
 
     def __init__(self, dated: bool) -> None:
         super().__init__()
@@ -51,8 +52,8 @@ class _Masked(logging.Formatter):
         return f"{when} {record.process} {record.levelname.lower()} {record.name} {text}"
 
 
-class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Writes to the current sys.stderr: it is replaced while a table is shown in a terminal."""
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the type stubs
+    """Writes to the current value of sys.stderr, which is replaced while a table is shown in a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -60,7 +61,8 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic in th
 
 
 def log_to_stderr(verbosity: int) -> None:
-    """Show actions on stderr (1), and their results too (2 or more). A later call replaces an earlier one."""
+    """Log actions to stderr if `verbosity` is 1, and their results too if it is larger. A second call replaces the
+    first handler."""
     for before in [handler for handler in _ROOT.handlers if isinstance(handler, _Stderr)]:
         _ROOT.removeHandler(before)
     handler = _Stderr()
@@ -69,8 +71,8 @@ def log_to_stderr(verbosity: int) -> None:
 
 
 def log_to_file() -> None:
-    """Append every log line to the file named by ENVBUILD_LOG, if set. Raises FileError if the file cannot be
-    written."""
+    """Append every log line to the file that ENVBUILD_LOG names, if the variable is set. Raises FileError if the file
+    cannot be written."""
     named = os.environ.get(FILE)
     if not named:
         return
@@ -89,5 +91,5 @@ def _add(handler: logging.Handler, *, dated: bool) -> None:
 
 
 def traceback_text() -> str:
-    """The exception being handled, with its traceback and masked secrets."""
+    """The text of the exception being handled, with its traceback and with secrets masked."""
     return masked(traceback.format_exc().rstrip())

@@ -1,6 +1,6 @@
-"""Errors that users see: one base class with a hint, and one exit code per kind.
+"""The errors that users see. All have one base class with a hint; each kind has an exit code.
 
-Commands raise; `cli.entry.main` catches once, prints, and exits with `code`.
+Commands raise these errors. Only `cli.entry.main` catches them; it prints the error and exits with its `code`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import Any, ClassVar
 
 
 def printable(text: str) -> str:
-    """Make text from any source safe for a terminal: replace each unprintable character except line feed and tab, such
-    as escape and those that change the writing direction."""
+    """Make untrusted text safe for a terminal. Each unprintable character except line feed and tab is replaced, for
+    example escape and characters that change the writing direction."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
-    """A question that suggests up to `most` similar known names, or None if no known name is similar."""
+    """A question that suggests up to `most` known names similar to `name`; None if no known name is similar."""
     found = difflib.get_close_matches(name, list(known), most, 0.5 if most > 1 else 0.6)
     return f"did you mean {' or '.join(found)}?" if found else None
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """The message for an unknown setting, with a similar name if there is one."""
+    """The message for the unknown setting `name`, with a similar known name if there is one."""
     meant = near(name, known)
     return f"unknown setting ({meant})" if meant else "unknown setting"
 
 
 def some(number: int, noun: str, many: str = "") -> str:
-    """A number with its noun: "1 block", "2 blocks". `many`: the plural if it is not the noun with an s."""
+    """A number with its noun: "1 block", "2 blocks". `many`: the plural, if it is not formed with an s."""
     return f"{number} {noun if number == 1 else many or f'{noun}s'}"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One error in a file, shown as `file:line: field: message`."""
+    """One fault in a file, shown as `file:line: field: message`."""
 
     message: str
     file: str | None = None
@@ -50,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class ErrorDocument:
-    """The value of `error` in a document of `--json`. `code`: the exit code."""
+    """The value of the key `error` in a document of `--json`. `code`: the exit code."""
 
     code: int
     kind: str
@@ -60,7 +60,8 @@ class ErrorDocument:
 
 
 class EnvbuildError(Exception):
-    """Base of every error that a user can cause. `hint`: what to do; `faults`: all errors found, not only the first."""
+    """The base class of all errors that users see. `hint`: what to do; `faults`: all faults found, not only the
+    first."""
 
     code: int = 1
     kind: ClassVar[str] = "error"
@@ -70,14 +71,14 @@ class EnvbuildError(Exception):
         self.message = message
         self.hint = hint
         self.faults = tuple(faults)
-        self.partial: dict[str, Any] = {}  # partial result of a command, for its `--json`
+        self.partial: dict[str, Any] = {}  # what the command completed before the error, for `--json`
 
     def document(self) -> dict[str, Any]:
-        """The value of `error` in `--json` output."""
+        """The value of the key `error` in the output of `--json`."""
         return asdict(ErrorDocument(self.code, self.kind, self.message, self.hint, self.faults))
 
     def lines(self) -> list[str]:
-        """The message, each fault and the hint, for a terminal."""
+        """The lines for a terminal: the message, each fault and the hint."""
         lines = [f"error: {self.message}", *(f"  {fault}" for fault in self.faults)]
         hints = self.hint.split("\n") if self.hint else []
         return [*lines, *(f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(hints))]
@@ -106,8 +107,8 @@ class LockError(EnvbuildError):
 
 
 class FileError(EnvbuildError):
-    """A file named on the command line is missing, unreadable or invalid: a policy, a key, a log, a document, hosts.
-    Profiles, locks, facts, fingerprints and settings have their own errors."""
+    """A file is missing, unreadable or invalid, or cannot be written: for example a policy, a key or a log. Profiles,
+    locks, facts, fingerprints and settings have their own error classes."""
 
     code, kind = 3, "file"
 
@@ -119,19 +120,20 @@ class FingerprintError(EnvbuildError):
 
 
 class HashMismatch(EnvbuildError):
-    """A file's content differs from its recorded sha256."""
+    """The sha256 of a file differs from the recorded one."""
 
     code, kind = 3, "hash"
 
 
 class NotProved(EnvbuildError):
-    """The image is not verified, and was not built if this was known beforehand."""
+    """The result would not be verified, for example because the GPU is missing. If this is known before the build, the
+    image is not built."""
 
     code, kind = 4, "not-proved"
 
 
 class CheckFailed(EnvbuildError):
-    """A self-test, audit or verification failed."""
+    """A check failed: a self-test, an audit or a verification."""
 
     code, kind = 5, "check"
 
@@ -157,7 +159,8 @@ class SystemFault(EnvbuildError):
 
 
 class NetworkError(EnvbuildError):
-    """An index, mirror or registry did not answer, lacks the requested content, or served wrong content."""
+    """A server, such as an index, a mirror or a registry, did not answer, does not have the requested content, or sent
+    wrong content."""
 
     code, kind = 7, "network"
 
@@ -177,7 +180,7 @@ class SomeFailed(EnvbuildError):
 
 
 class HungUp(KeyboardInterrupt):
-    """The terminal was closed, for example by a lost ssh connection; the user did not ask to stop."""
+    """The terminal was closed, for example because an ssh connection was lost. The user did not press Ctrl-C."""
 
 
 class Interrupted(EnvbuildError):

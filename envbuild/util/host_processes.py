@@ -1,8 +1,9 @@
-"""The only module that starts host processes.
+"""Starts programs on this machine. No other module of envbuild does.
 
-Both pipes are drained concurrently, so a child that writes much to stderr cannot deadlock. Every child leads its own
-process group, and the whole group is ended after a time-out or an interruption. If this process is killed with SIGKILL,
-the kernel kills its children: a build or download that continued would conflict with that of the next run.
+stdout and stderr are read concurrently, so a child that writes much to stderr cannot deadlock. A child of `run` leads
+its own process group, and the whole group is ended when the child ends, after a time-out, or after an interruption. If
+this process is killed with SIGKILL, the kernel kills its children: a build or download that continued would conflict
+with the next run.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from envbuild.util.errors import EnvbuildError, Interrupted
 
 _LOG = logging.getLogger(__name__)
 _GRACE_SECONDS = 10.0
-# For a program that first ends its own child processes, each with the grace period above.
+# For a program that ends its own child processes first, which each have the grace period above.
 _LONG_GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Completed:
-    """Exit code and output of a program. `cut`: it was stopped because it wrote too much."""
+    """The exit code and the output of a program. `cut`: the program was stopped because it wrote too much."""
 
     code: int
     stdout: str
@@ -48,7 +49,7 @@ class ProcessMissing(EnvbuildError):
 
 
 class ProcessTimeout(EnvbuildError):
-    """The program was stopped at its time-out; `done` has its output until then."""
+    """The program was stopped at its time-out. `done`: its output until then."""
 
     code, kind = 6, "timeout"
 
@@ -58,8 +59,8 @@ class ProcessTimeout(EnvbuildError):
 
 
 class Stop:
-    """Ends, from another thread, the programs that were started with it. A program that is started later raises
-    Interrupted."""
+    """Lets one thread end the programs that other threads started with this object. After that, starting a program with
+    it raises Interrupted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,7 +69,8 @@ class Stop:
         self._killer: threading.Timer | None = None
 
     def __call__(self) -> None:
-        """Send SIGTERM, and SIGKILL after 30 s to programs that still run. Does not wait."""
+        """Send SIGTERM to the running programs, and SIGKILL after 30 s to those that still run. Does not wait for their
+        end."""
         with self._lock:
             self._stopped = True
             self._signal(signal.SIGTERM)
@@ -110,17 +112,17 @@ class Stop:
 
 @dataclass(frozen=True)
 class LineListeners:
-    """Functions that get each line of a program as it comes: of stderr, of stdout, and of a pipe of its own for events,
-    whose number is in the environment variable ENVBUILD_EVENTS."""
+    """Functions that receive each line of a program's output as it arrives: of stderr, of stdout, or of a separate pipe
+    for events. The environment variable ENVBUILD_EVENTS names the file descriptor of this pipe."""
 
     stderr: Callable[[str], None] | None = None
     stdout: Callable[[str], None] | None = None
     events: Callable[[str], None] | None = None
 
 
-# Names, in the environment of a program that reports events, the file descriptor that it writes its events to.
+# The environment variable that names the file descriptor to which a program writes its events.
 EVENTS = "ENVBUILD_EVENTS"
-# The default Stop, for all programs started without a separate one: for a command whose threads run programs.
+# The default of `run`: stops every program that was started without a Stop of its own.
 stop_all = Stop()
 
 
@@ -135,10 +137,11 @@ def run(
     limit: int | None = None,
     stop: Stop = stop_all,
 ) -> Completed:
-    """Run a program until it ends; the caller checks the exit code.
+    """Run a program until it ends. The caller checks the exit code.
 
-    `env` is added to this process's environment; a value of None removes a variable. A program that writes more than
-    `limit` bytes to one of its pipes is stopped. `stop` lets another thread end the program.
+    `env`: variables to add to this process's environment; the value None removes a variable. `limit`: the program is
+    stopped if it writes more than this number of bytes to stdout, to stderr, or as events. `stop`: lets another thread
+    end the program.
 
     Raises ProcessMissing if the program is not installed, ProcessTimeout after `timeout` seconds.
     """
@@ -174,7 +177,7 @@ def run(
         raise ProcessMissing(f"{arguments[0]} {why}") from error
     finally:
         if event_end is not None:
-            os.close(event_end)  # the child has its own; it must be the only one, so that its end is seen
+            os.close(event_end)  # only the child's copy may stay open, so that the end of the events is detected
     out, err = _Pipe(child, child.stdout, listeners.stdout, limit), _Pipe(child, child.stderr, listeners.stderr, limit)
     pipes = [out, err, *([_Pipe(child, events, listeners.events, limit)] if events else [])]
     expired = False
@@ -191,7 +194,7 @@ def run(
     finally:
         _end_group(child)
     for thread in threads:
-        thread.join(_GRACE_SECONDS)  # a process that left the group may keep the pipes open
+        thread.join(_GRACE_SECONDS)  # a process that left the process group may keep the pipes open
     _LOG.info("%s ended with %d after %.2f s", arguments[0], child.returncode, time.monotonic() - begin)
     done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
     if expired:
@@ -205,11 +208,11 @@ def run_attached(
     env: Mapping[str, str | None] | None = None,
     on_start: Callable[[int], None] | None = None,
 ) -> int:
-    """Run a program with this process's own stdin, stdout and stderr until it ends, and return its exit code, or 128
-    plus the number of the signal that ended it.
+    """Run a program until it ends, with the stdin, stdout and stderr of this process. Return its exit code, or 128 plus
+    the number of the signal that ended it.
 
-    `env` is added to this process's environment; None removes a variable. `on_start` gets the process id. Signals that
-    end this process are passed on; an interruption from the terminal reaches the program directly. Raises
+    `env`: variables to add to this process's environment; the value None removes a variable. `on_start` receives the
+    process id. SIGTERM and SIGHUP are passed on to the program; Ctrl-C in the terminal reaches it directly. Raises
     ProcessMissing if the program cannot be started.
     """
     arguments = [str(part) for part in argv]
@@ -241,7 +244,7 @@ def run_attached(
 
 
 def _event_pipe() -> tuple[IO[str], int]:
-    """Return the end to read, and the file descriptor of the end to write."""
+    """Create a pipe. Return the end to read, and the file descriptor of the end to write."""
     read, write = os.pipe()
     return os.fdopen(read, encoding="utf-8", errors="replace"), write
 
@@ -250,10 +253,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _tied() -> Callable[[], None] | None:
-    """Return a function that the child runs before exec, or None outside Linux. It makes the kernel send SIGKILL to the
-    child when the thread that started it ends.
+    """Return a function that the child runs before exec; None on other systems than Linux. The function makes the
+    kernel send SIGKILL to the child when the thread that started the child ends.
 
-    The function must not allocate or import: another thread may have held a lock at the fork.
+    The function must not allocate memory or import modules: at the fork, another thread may have held a lock.
     """
     if sys.platform != "linux":
         return None
@@ -268,7 +271,7 @@ def _tied() -> Callable[[], None] | None:
 
 
 class _Pipe:
-    """Collects what a child writes to one pipe; a child that writes more than `limit` bytes is killed."""
+    """Collects what a child writes to one pipe. If it writes more than `limit` bytes, the child is killed."""
 
     def __init__(
         self,
@@ -295,21 +298,21 @@ class _Pipe:
             self.lines.append(line)
             _LOG.debug("%s: %s", self._name, line.rstrip("\n"))
             if self._on_line:
-                with contextlib.suppress(Exception):  # an error in the callback must not stop the draining
+                with contextlib.suppress(Exception):  # an error in the callback must not stop the reading
                     self._on_line(line.rstrip("\n"))
 
 
 def _feed(pipe: IO[str] | None, text: str | None) -> None:
     if pipe is None or text is None:
         return
-    with contextlib.suppress(BrokenPipeError):  # the exit code of a child that stops reading early tells why
+    with contextlib.suppress(BrokenPipeError):  # a child that stops reading early shows the reason by its exit code
         pipe.write(text)
         pipe.close()
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:
-    """End the whole process group: SIGTERM to a leader that still runs, so that it can clean up, then SIGKILL to
-    all."""
+    """End the whole process group of a child. If the child still runs, send SIGTERM first, so that it can clean up;
+    then send SIGKILL to the group."""
     with contextlib.suppress(ProcessLookupError):
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)

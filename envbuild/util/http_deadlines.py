@@ -1,9 +1,9 @@
-"""HTTP requests with a deadline and a minimum transfer rate.
+"""Limits HTTP requests by a deadline and a minimum transfer rate.
 
 The time-outs of requests and urllib3 limit each wait for the next bytes, so a server that sends one byte per second can
-block its client indefinitely. Here a request has a budget of waiting time, `deadline` seconds at first. Each wait
-reduces it; each byte received adds 1/`rate` seconds, up to `deadline` again. A response of n bytes ends within
-`deadline` + n/`rate` seconds of waiting. Time in which the caller processes data does not count.
+block its client indefinitely. Here each request has a budget of waiting time, at first `deadline` seconds. Each wait
+reduces the budget; each byte transferred adds 1/`rate` seconds to it, up to `deadline` seconds. So a response of n
+bytes ends within `deadline` + n/`rate` seconds of waiting. Time in which the caller processes data does not count.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Budget:
         self._left: float = network.deadline
 
     def spend(self, sock: socket.socket, transfer: Callable[[], int]) -> int:
-        """Run one transfer and return its number of bytes. Raises NetworkError when the budget is used up (unlike
-        errors of urllib3, it is not retried), and TimeoutError after the socket's own time-out if that is shorter."""
+        """Run one transfer and return the number of bytes. Raises NetworkError when the budget is used up; unlike
+        urllib3's errors, it is not retried. Raises TimeoutError after the socket's own time-out if that is shorter."""
         patience = sock.gettimeout()
         whole = patience is None or patience >= self._left
         sock.settimeout(self._left if whole else patience)
@@ -70,7 +70,7 @@ class _Budget:
 
 
 class _Stream(io.RawIOBase):
-    """Reads from a socket within the budget."""
+    """Reads from a socket within the request's budget."""
 
     def __init__(self, sock: socket.socket, budget: _Budget) -> None:
         self._sock, self._budget = sock, budget
@@ -88,7 +88,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """Reads its head and body within the budget."""
+    """A response whose head and body are read within the request's budget."""
 
     def __init__(self, budget: _Budget, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
@@ -97,7 +97,8 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Bounded(HTTPConnection):
-    """Sends within the budget too. Each request has a new budget; the first one is for a proxy's tunnel."""
+    """A connection that also sends within the budget. Each request gets a new budget. The initial budget is for a
+    proxy's tunnel."""
 
     network = Network()
 
@@ -126,7 +127,7 @@ class _Bounded(HTTPConnection):
 
 
 def _limit(manager: PoolManager, network: Network) -> None:
-    """Give the limits to every connection that the manager will open, through whatever kind of proxy."""
+    """Apply the limits to every connection that the manager will open, also through a proxy."""
 
     def limited(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
         if issubclass(pool.ConnectionCls, _Bounded):
@@ -138,8 +139,8 @@ def _limit(manager: PoolManager, network: Network) -> None:
 
 
 class Adapter(HTTPAdapter):
-    """Applies the limits to a session of requests. `network`: None for the configured limits. Raises SettingsError if
-    the settings are needed and invalid."""
+    """An adapter that applies the limits to a session of requests. `network`: the limits; None: read them from
+    config.yaml, and raise SettingsError if it is invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
         self._network = network or network_settings.configured_limits()
@@ -166,9 +167,10 @@ class Adapter(HTTPAdapter):
 
 
 def body(answer: requests.Response, limit: int) -> bytes:
-    """The whole body of a response, or just over `limit` bytes of its start if it is longer.
+    """The whole body of a response. If it is longer than `limit` bytes, the result is also longer than `limit`, but not
+    the whole body.
 
-    Raises RequestException if the body is incomplete; `answer.raw` would raise urllib3's own classes instead.
+    Raises RequestException if the body is incomplete. (Reading `answer.raw` would raise urllib3's errors instead.)
     """
     found = bytearray()
     for block in answer.iter_content(1 << 16):

@@ -1,7 +1,7 @@
 """Delays interruptions while a program is being started, so that they are not lost.
 
-Python ignores exceptions in hooks that it runs around a fork (those of `logging`, for example), including exceptions
-raised by a signal handler at that moment.
+Python ignores exceptions in the hooks that it runs around a fork, for example those of `logging`. If a signal handler
+raises an exception at that moment, it is ignored too.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ import threading
 
 
 class _State:
-    """`starting`: the main thread, where signal handlers run, is starting a program. `pending`: the delayed error."""
+    """`starting`: whether the main thread, in which signal handlers run, is starting a program. `pending`: the delayed
+    exception."""
 
     starting = False
     pending: type[BaseException] | None = None
 
 
 def interrupt(error: type[BaseException]) -> None:
-    """Raise the error at once, or in `let_go` if a program is being started. Called by signal handlers."""
+    """Raise `error` at once, or later in `let_go` if a program is being started. Signal handlers call this function."""
     if not _State.starting:
         raise error
     _State.pending = error
 
 
 def hold_back() -> None:
-    """Delay interruptions; call before starting a program."""
+    """Delay interruptions from now on. Call this before starting a program."""
     _State.starting = threading.current_thread() is threading.main_thread()
 
 
 def let_go() -> None:
-    """Raise a delayed interruption; call after the program was started or failed to start."""
+    """Stop delaying, and raise a delayed interruption. Call this after the program was started or failed to start."""
     if threading.current_thread() is threading.main_thread():
         error, _State.starting, _State.pending = _State.pending, False, None
         if error:

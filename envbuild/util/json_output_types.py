@@ -1,8 +1,8 @@
-"""What the documents of `--json` share: the types of common values, and the conversion to JSON. Pure.
+"""Defines the types that several documents of `--json` use, and the conversion of a document to JSON. Pure.
 
-A document is a frozen dataclass next to the data of its command. Every key is always present: a value that is not known
-is null, and a list may be empty. Only the document of a command that failed may lack keys; it has `error` instead.
-`cli/document_schemas.py` lists all documents and makes their JSON Schemas.
+A document is a frozen dataclass, defined in the module of its command's data. Every key is always present: a value that
+is not known is null, and a list may be empty. Only the document of a failed command may lack keys; it then has the key
+`error`. `cli/document_schemas.py` lists all documents and generates their JSON Schemas.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-"""The id of a lock, of an image or of a manifest."""
+"""The id of a lock or of an image, or the digest of a manifest."""
 Measured = Annotated[
     float, WithJsonSchema({"type": ["number", "string"], "pattern": "^-?(nan|inf)$", "title": "Measured"})
 ]
-"""A measured number; nan, inf and -inf are text, because JSON has no such numbers."""
+"""A measured number. The values nan, inf and -inf become text, because JSON numbers cannot have them."""
 ImageState = Literal["verified", "unverified", "stale", "failed", "missing", "tampered", "invalid"]
-"""verified: fulfils its profile's requirements. unverified: built, without the required evidence. stale: lock or
-evidence are of an earlier profile or self-test. failed: the self-test failed. missing: not locked or not built.
-tampered: the tag `verified` was moved by hand. invalid: the profile or its lock cannot be read."""
+"""verified: the evidence fulfils the profile's requirements. unverified: the image is built, but required evidence is
+missing. stale: the lock is older than the profile, or the evidence is of a different self-test. failed: the self-test
+failed. missing: the profile is not locked or the image not built. tampered: the tag `verified` was moved by hand.
+invalid: the profile or its lock cannot be read."""
 LockState = Literal["current", "outdated", "missing"]
-"""outdated: the profile changed after it was locked."""
+"""outdated: the profile changed after the lock was written."""
 
 
 def plain(value: Any) -> Any:
-    """Convert a document to values of JSON. A number that is not finite becomes text."""
+    """Convert a document to dicts, lists and scalars for JSON. A float that is not finite becomes text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, BaseModel):
@@ -43,8 +44,8 @@ def plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class AdvisoryRow:
-    """An advisory and how it relates to the subject of the document. refused, accepted, warned, noted: it applies, and
-    what follows from that. affected, possible, ruled-out: in the document of `explain`."""
+    """An advisory, and how it relates to the subject of the document. `state`: refused, accepted, warned or noted if
+    the advisory applies to a profile; affected, possible or ruled-out if it is judged as a cause, as in `explain`."""
 
     id: str
     state: Literal["refused", "accepted", "warned", "noted", "affected", "possible", "ruled-out"]

@@ -1,4 +1,5 @@
-"""The settings section `network`: limits of requests, and hosts that may receive a registry's credentials."""
+"""Reads the settings section `network`: limits of HTTP requests, and hosts that may receive a registry's
+credentials."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 @dataclass(frozen=True)
 class Network:
-    """The settings section `network`. `deadline`: seconds; `rate`: bytes per second; `token_services`: registry -> host
-    of another domain that may receive its credentials, both HOST or HOST:PORT."""
+    """The settings section `network`. `deadline`: seconds; `rate`: bytes per second; `token_services`: for each
+    registry, a host of a different domain that may receive the registry's credentials. Registry and host are HOST or
+    HOST:PORT."""
 
     deadline: int = 120
     rate: int = 10_000
@@ -28,12 +30,13 @@ KNOWN = (*_NUMBERS, "token_services")
 
 
 def configured_limits() -> Network:
-    """The limits from config.yaml. Raises SettingsError."""
+    """Return the limits from config.yaml. Raises SettingsError if the file is invalid."""
     return settings.read("network", parse, {})
 
 
 def parse(found: Mapping[str, Any], given: Mapping[str, str]) -> Network:
-    """Validate the section. Raises UsageError with every fault. No command-line option changes this section."""
+    """Validate the section. Raises UsageError with every fault. `given` is always empty: no command-line option changes
+    this section."""
     faults = [Fault(unknown(str(key), KNOWN), field=printable(str(key)[:100])) for key in found if key not in KNOWN]
     for key, (most, unit) in _NUMBERS.items():
         value = found.get(key, 1)
@@ -43,7 +46,7 @@ def parse(found: Mapping[str, Any], given: Mapping[str, str]) -> Network:
     if not isinstance(services, Mapping) or not all(map(_is_host, (*services, *services.values()))):
         faults.append(Fault("must be a mapping of HOST[:PORT] to HOST[:PORT]", field="token_services"))
     if faults:
-        raise UsageError("the settings of network are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
+        raise UsageError("invalid network settings", faults=faults, hint=f"known: {', '.join(KNOWN)}")
     return Network(**found)
 
 

@@ -1,4 +1,5 @@
-"""Location of the shipped profiles and templates: in the checkout, or in the data of the installed package."""
+"""The folders of the shipped profiles and templates: in a checkout of the repository, or in the data of the installed
+package."""
 
 from __future__ import annotations
 

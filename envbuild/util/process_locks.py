@@ -1,5 +1,5 @@
-"""Locks between envbuild processes of one machine. They are in the cache folder, like most of the files they protect:
-several checkouts or state folders may share it."""
+"""Locks between the envbuild processes on one machine. They are in the user's cache folder, like most of the files that
+they protect, because several checkouts or state folders may share this folder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from filelock import FileLock, Timeout
 
 from envbuild.util import user_folders
 
-# Set in the environment of the processes that one `make` starts in parallel: a process that waits probably waits for
-# one of them.
+# The environment variable that `make` sets for processes that it starts in parallel. A process that has it probably
+# waits for another of these processes.
 PARALLEL = "ENVBUILD_PARALLEL_MAKE"
 
 
 @contextlib.contextmanager
 def exclusive(name: str, doing: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock `name`; the kernel releases it however the process ends. If another process holds it, report
-    what it does (`doing`) and wait. The names of locks that are not for a profile begin with an underscore, because no
-    profile name does."""
+    """Hold the lock `name`. The kernel releases the lock, however the process ends. If another process holds it, report
+    what that process does (`doing`), and wait. The name of a lock is a profile's name; names of other locks begin with
+    an underscore, with which no profile's name begins."""
     file = FileLock(user_folders.cache_folder("locks") / f"{name}.lock")
     try:
         file.acquire(timeout=0)

@@ -1,4 +1,4 @@
-"""Site settings, from `config.yaml` in the user's configuration folder."""
+"""Reads the site settings from `config.yaml` in the user's configuration folder."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from envbuild.util.runner_names import RUNNERS
 from envbuild.util.yaml_and_project_paths import Document
 
 T = TypeVar("T")
-# Arguments: the keys of a section, and the keys from the command line that replace them. Raises UsageError with every
-# fault.
+# A function that validates a section. Its arguments: the section's values in the file, and the values from the command
+# line that replace them. It raises UsageError with every fault.
 Reader = Callable[[Mapping[str, Any], Mapping[str, str]], T]
 
-# All settings; each is a string, except the sections.
+# All settings that are strings.
 _KNOWN = {
     "on": "where self-tests run: local, slurm or kubernetes",
-    "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
-    "ci_install": "what the jobs of `export ci` install envbuild from: a commit, or a wheel with its sha256",
-    "line": "which line of a GPU `make` builds: current, auto (by the driver), or one such as cu12",
-    "driver": "the oldest driver of the machines that run the images; the driver found here does not matter then",
-    "debian_mirror": "root of a Debian archive, where apt has none configured",
+    "archives": "URL of a store of archives, tried before the profile's own URL; {sha256} stands for the 64 digits",
+    "ci_install": "the source from which jobs of `export ci` install envbuild: a commit, or a wheel with its sha256",
+    "line": "which line of a GPU `make` builds: current, auto (by the driver), or a CUDA line such as cu12",
+    "driver": "the oldest driver of the machines that run the images, used instead of this machine's driver",
+    "debian_mirror": "root of a Debian archive, used if apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
-    "git_mirror": "where git repositories lie, asked instead of a profile's address; {host} and {path} are parts of it",
-    "public_key": "file of the public key that `verify` trusts",
-    "signing_key": "file of the private key that evidence is signed with",
-    "torch_index": "where torch's builds such as +cpu come from: pytorch (its own index), or the address of a mirror",
+    "git_mirror": "URL used instead of a profile's git URL; {host} and {path} stand for the parts of the profile's URL",
+    "public_key": "file with the public key that `verify` trusts",
+    "signing_key": "file with the private key that signs evidence",
+    "torch_index": "the source of torch's builds such as +cpu: pytorch (PyTorch's own index), or the URL of a mirror",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
 }
 FORMS = {
     "line": (re.compile(r"auto|current|cu[0-9]{2}"), "must be auto, current, or a line such as cu12"),
     "driver": (re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){0,3}"), 'must be a driver version, as in "550.54.14"'),
 }
-"""The form of a setting's value, and the message for another one."""
-# Mappings, each validated by its own reader.
+"""The pattern of a setting's value, and the message for a value that does not match."""
+# The settings that are mappings, each validated by its own reader.
 _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
     "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
@@ -51,8 +51,8 @@ HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
 
 @cache
 def settings_document() -> tuple[Document, tuple[Fault, ...]]:
-    """The settings file and its faults, except those that only the readers of its sections find. Raises SettingsError
-    if it cannot be read."""
+    """The settings file and its faults. Faults that only the reader of a section finds are not included. Raises
+    SettingsError if the file cannot be read."""
     file = user_folders.config_file()
     if not file.exists():
         return Document(str(file), {}), ()
@@ -89,17 +89,17 @@ def names() -> tuple[str, ...]:
 
 
 def section(name: str) -> dict[str, Any]:
-    """The mapping of a section, empty if it is not set. Raises SettingsError if the file is invalid."""
+    """The mapping of a section; empty if the section is not set. Raises SettingsError if the file is invalid."""
     assert name in _SECTIONS
     found: dict[str, Any] = _settings().data.get(name, {})
     return found
 
 
 def read(name: str, reader: Reader[T], given: Mapping[str, str]) -> T:
-    """Read a section with its reader; values from the command line replace those of the file. Faults of the file have
-    their line.
+    """Read a section with its reader. Values from the command line (`given`) replace those in the file. Faults in the
+    file get their line.
 
-    Raises SettingsError if all faults are in the file, UsageError if the command line causes some.
+    Raises SettingsError if all faults are in the file, UsageError if the command line causes one.
     """
     try:
         return reader(section(name), given)
@@ -111,7 +111,7 @@ def read(name: str, reader: Reader[T], given: Mapping[str, str]) -> T:
 
 
 def _own(name: str, reader: Reader[T]) -> tuple[Fault, ...]:
-    """The faults of the section itself, without the command line."""
+    """The faults that the section in the file has without the values from the command line."""
     try:
         reader(section(name), {})
     except UsageError as error:
@@ -120,14 +120,15 @@ def _own(name: str, reader: Reader[T]) -> tuple[Fault, ...]:
 
 
 def placed(name: str, fault: Fault) -> Fault:
-    """The fault with the file and line of its setting. `field`: a key of the section, or KEY.INNER, where INNER may
-    contain dots, as in the name of a label."""
+    """Add the file and line of its setting to a fault of section `name`. The fault's `field` is a key of the section,
+    or KEY.INNER, where INNER may contain dots, as in a label's name."""
     path = (name, *(fault.field or "").split(".", 1))
     return replace(settings_document()[0].fault(path, fault.message), field=".".join(filter(None, path)))
 
 
 def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The origin of each value of a valid section: KEY or KEY.INNER -> file and line, or the command-line option."""
+    """For each value of a valid section, by KEY or KEY.INNER: the file and line, or the command-line option, that sets
+    the value."""
     keys: list[str] = []
     for key, value in section(name).items():
         keys += [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
@@ -136,7 +137,7 @@ def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def setting(name: str) -> str | None:
-    """The value of a known setting, or None. Raises SettingsError if the file is invalid."""
+    """The value of a setting in _KNOWN; None if it is not set. Raises SettingsError if the file is invalid."""
     assert name in _KNOWN
     value = _settings().data.get(name)
     return str(value) if value is not None else None

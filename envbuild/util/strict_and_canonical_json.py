@@ -1,8 +1,8 @@
-"""JSON of untrusted sources, and JSON that is signed or hashed.
+"""Parses JSON from untrusted sources, and writes JSON that is signed or hashed.
 
-The strict parser has limits of size and depth, and accepts no duplicate keys (two readers could take different ones),
-no NaN, no infinity and no integers of 20 or more characters. Canonical JSON: the same value gives the same bytes, with
-sorted keys and no spaces.
+The strict parser limits size and depth. It rejects duplicate keys, of which different parsers might take different
+ones, NaN, infinity, and integers of 20 or more characters. In canonical JSON, keys are sorted and there are no spaces,
+so the same value always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_DEPTH = 64
 
 
 class NotStrict(ValueError):
-    """Invalid JSON. The message continues a sentence that begins with the document's name. `line`: the faulty line, if
-    known."""
+    """Invalid JSON. The message is a predicate, such as "is nested too deep"; the caller puts the document's name
+    before it. `line`: the faulty line, if known."""
 
     def __init__(self, text: str, line: int | None = None) -> None:
         super().__init__(text)
@@ -29,7 +29,7 @@ class NotStrict(ValueError):
 
 
 def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises Malformed, with the name `what`, for anything else."""
+    """Parse `raw` as a JSON object. Raises Malformed for anything else. `what`: the document's name in the error."""
     try:
         found = strict(raw, limit)
     except NotStrict as error:
@@ -40,7 +40,7 @@ def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def strict(raw: bytes, limit: int) -> Any:
-    """The JSON value in at most `limit` bytes. Raises NotStrict."""
+    """Parse `raw` strictly. Raises NotStrict if it is invalid JSON or has more than `limit` bytes."""
     if len(raw) > limit:
         raise NotStrict(f"is larger than {limit} bytes")
     try:
@@ -64,7 +64,7 @@ def strict(raw: bytes, limit: int) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("an object contains a key twice")
     return found
 
 
@@ -82,8 +82,8 @@ def _finite(text: str) -> float:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    """Whether a value is nested deeper than `depth`. Iterates level by level, so that no nesting can exhaust the
-    stack."""
+    """Whether a value is nested deeper than `depth`. The function iterates level by level, so that deep nesting cannot
+    exhaust the stack."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(depth):
         level = [
@@ -98,11 +98,11 @@ def _deeper(value: Any, depth: int) -> bool:
 
 
 def encode(value: Any, *, ascii_only: bool = False) -> bytes:
-    """The value as canonical JSON in UTF-8. `ascii_only`: escape non-ASCII characters, as documents in registries
-    do."""
+    """Encode a value as canonical JSON in UTF-8. `ascii_only`: escape non-ASCII characters, as in the documents for
+    registries."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only).encode()
 
 
 def canonical_digest(value: Any) -> str:
-    """sha256 of the value's canonical JSON, hex."""
+    """The hex sha256 of the value's canonical JSON."""
     return hashlib.sha256(encode(value)).hexdigest()

@@ -1,8 +1,8 @@
-"""Temporary folders and files that are removed when their process ends. If it was killed, the next process that creates
-one in the same folder removes them.
+"""Temporary folders and files that are removed when their process ends. If the process was killed, the next process
+that creates a temporary file or folder in the same place removes them.
 
-Each is locked by its process. An unlocked one is abandoned, or so new that its process has not locked it yet. If a new
-one is removed that way, its process creates another.
+A process locks each temporary file and folder that it creates. If one is not locked, its process has ended, or has not
+locked it yet. In the second case another process may remove it; then the first process creates it again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PREFIX = "envbuild-tmp-"
 
 @contextlib.contextmanager
 def folder(kind: str, inside: Path | None = None) -> Iterator[Path]:
-    """A new temporary folder, locked while it is in use; `kind` becomes part of its name. `inside`: create it hidden in
-    that folder, so that its content can be moved within that folder in one step. Default: the system's temporary
-    folder."""
+    """Create a temporary folder, and keep it locked while it is in use. `kind`: becomes part of the name. `inside`:
+    create a hidden folder in this folder, so that a rename can move its content to its final place; default: the
+    system's temporary folder."""
     sweep(inside)
     prefix = f".{_PREFIX}{kind}-" if inside else f"{_PREFIX}{kind}-"
     while True:
@@ -41,8 +41,8 @@ def folder(kind: str, inside: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def file(inside: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new hidden temporary file in a folder, to be written and renamed within it; otherwise it is removed
-    afterwards."""
+    """Create a hidden temporary file in the folder `inside`, to be written and then renamed. It is removed if it was
+    not renamed."""
     sweep(inside)
     while True:
         handle, name = tempfile.mkstemp(dir=inside, prefix=f".{_PREFIX}")
@@ -58,10 +58,11 @@ def file(inside: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def abandoned(inside: Path | None = None) -> Iterator[Path]:
-    """Temporary folders and files of this user whose process has ended. Each is locked while the caller handles it."""
+    """Yield the temporary folders and files of this user whose process has ended. Each is locked while the caller
+    handles it."""
     pattern = f".{_PREFIX}*" if inside else f"{_PREFIX}*"
     for path in sorted((inside or Path(tempfile.gettempdir())).glob(pattern)):
-        with contextlib.suppress(OSError):  # another process is sweeping, or it is in use
+        with contextlib.suppress(OSError):  # it is in use, or another process is removing it
             found = path.lstat()
             ours = stat.S_ISDIR(found.st_mode) or (inside is not None and stat.S_ISREG(found.st_mode))
             if ours and found.st_uid == os.getuid():
@@ -70,7 +71,7 @@ def abandoned(inside: Path | None = None) -> Iterator[Path]:
 
 
 def sweep(inside: Path | None = None) -> None:
-    """Remove temporary files and folders of killed processes."""
+    """Remove the temporary files and folders of processes that have ended."""
     for path in abandoned(inside):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -79,7 +80,7 @@ def sweep(inside: Path | None = None) -> None:
 
 
 def _open(path: Path) -> int | None:
-    """Lock a folder that was just created. None if a sweep removed it."""
+    """Lock a folder that was just created. Return None if another process removed it with `sweep`."""
     try:
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -91,9 +92,9 @@ def _open(path: Path) -> int | None:
 
 
 def _hold(handle: int, path: Path) -> bool:
-    """Lock it until this process ends. Returns whether it still exists: a sweep that came first holds the lock until it
-    has removed it."""
-    with contextlib.suppress(OSError):  # file systems without locks are never swept either
+    """Lock a new file or folder until this process ends. Return whether it still exists: if a `sweep` locked it first,
+    this call waits until the sweep has removed it."""
+    with contextlib.suppress(OSError):  # on file systems without locks, `sweep` removes nothing
         fcntl.flock(handle, fcntl.LOCK_SH)
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
@@ -103,7 +104,7 @@ def _hold(handle: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _claimed(path: Path) -> Iterator[None]:
-    """Lock it exclusively. Raises BlockingIOError if it is in use."""
+    """Lock a file or folder exclusively. Raises BlockingIOError if it is in use."""
     held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class thread_safe_cache(Generic[T]):
-    """functools.cache for threads: concurrent calls with the same arguments wait for one result. Errors are not cached;
-    the next call tries again."""
+    """Like functools.cache, but for threads: if several threads call with the same arguments, one computes the result
+    and the others wait for it. Errors are not cached; the next call computes again."""
 
     def __init__(self, work: Callable[..., T]) -> None:
         functools.update_wrapper(self, work)

@@ -1,4 +1,5 @@
-"""Errors with a stable reason id, for input that was served or signed and is invalid."""
+"""Errors for invalid input from a server, or with an invalid signature. Each has a reason id that does not change
+between versions."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class Reason:
 
 
 class Refusal(CheckFailed):
-    """Served or signed input is invalid."""
+    """Input from a server, or signed input, is invalid."""
 
     def __init__(self, reason: str, detail: str, *, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
@@ -25,7 +26,7 @@ class Refusal(CheckFailed):
 
 
 class Malformed(Refusal):
-    """The input is not a document of the requested kind."""
+    """The input is not a document of the expected kind."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("malformed", detail)

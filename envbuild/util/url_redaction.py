@@ -6,11 +6,12 @@ import re
 import urllib.parse
 
 IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
-"""Matches a URL in a sentence, without the punctuation after it."""
+"""Matches a URL in a sentence, without punctuation that follows the URL."""
 
 
 def validate_url(text: str) -> str:
-    """Return the URL if urllib can parse it; a pattern alone accepts `https://a[b/c`. Raises ValueError."""
+    """Return the URL if urllib can parse it; otherwise raise ValueError. A regular expression alone would accept
+    `https://a[b/c`."""
     try:
         urllib.parse.urlsplit(text)
     except ValueError as error:
@@ -19,10 +20,11 @@ def validate_url(text: str) -> str:
 
 
 def redact_url(address: str) -> str:
-    """The URL without user, password, query and fragment; `***` if it is ambiguous at which @ a password ends."""
+    """Remove user, password, query and fragment from a URL. If it is ambiguous at which @ a password ends, `***`
+    replaces everything after the scheme."""
     scheme, separator, rest = address.rpartition("://")
     middle = re.split(r"[/?#]", rest, maxsplit=1)[0] if separator else rest
-    later = rest.count("@", len(middle))  # part of the path, or of a password with / ? or # in it
+    later = rest.count("@", len(middle))  # an @ in the path, or after a / ? or # in a password
     if separator and not later:
         rest = host(rest)
     elif later and re.search("[:@]", middle):
@@ -32,10 +34,10 @@ def redact_url(address: str) -> str:
 
 
 def struck(text: str) -> str:
-    """The text with every URL redacted by `redact_url`."""
+    """Return the text with each URL in it redacted by `redact_url`."""
     return IN_TEXT.sub(lambda found: redact_url(found[0]), text)
 
 
 def host(place: str) -> str:
-    """`host:port` from `user:password@host:port`, the middle part of a URL; the rest of the URL may follow."""
+    """Return `host:port` from `user:password@host:port`. More of the URL may follow the port."""
     return place.rpartition("@")[2]

@@ -1,4 +1,4 @@
-"""The user's folders for envbuild's files, and the settings file."""
+"""The paths of the user's cache folder, state folder and settings file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def config_file() -> Path:
 
 
 def cache_folder(kind: str, make: bool = True) -> Path:
-    """Folder for files that can be created or downloaded again: wheels, debs, base images. `make`: create it if
-    missing."""
+    """Return a folder for files that can be created or downloaded again, such as wheels. `make`: create the folder if
+    it is missing."""
     return _made(Path(platformdirs.user_cache_dir(_APP)) / kind, make)
 
 
 def state_folder(kind: str, make: bool = True) -> Path:
-    """Folder for files that cannot be created again: evidence, build records. envbuild never removes them."""
+    """Return a folder for files that cannot be created again, such as evidence and build records."""
     return _made(Path(platformdirs.user_state_dir(_APP)) / kind, make)
 
 
 def _made(folder: Path, make: bool) -> Path:
-    """Create the folder only if `make` is set: callers that only read must work on a full disk."""
+    """Return the folder. Create it only if `make` is set, because callers that only read must work on a full disk."""
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     return folder

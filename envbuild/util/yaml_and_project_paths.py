@@ -1,6 +1,7 @@
-"""YAML parser that records the file and line of every value, and treats a profile as untrusted.
+"""Parses untrusted YAML and records the file and line of every value. Also resolves paths within a project.
 
-No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, limited size and depth.
+Tags, aliases and duplicate keys are refused, and size and depth are limited. (With aliases, a few hundred bytes can
+expand to gigabytes.)
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ class Place:
 
 @dataclass
 class Document:
-    """`data` as plain dicts, lists and scalars; `places` maps the path of each value to file and line."""
+    """A parsed document. `data`: its content as dicts, lists and scalars; `places`: the file and line of each value, by
+    path."""
 
     file: str
     data: dict[str, Any]
     places: dict[Path, Place] = field(default_factory=dict)
 
     def place(self, path: Path) -> Place:
-        """The file and line of `path`, or of the nearest enclosing value that has them."""
+        """The file and line of the value at `path`; if they are not known, those of the nearest enclosing value."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, Place(self.file, 1))
@@ -51,7 +53,7 @@ class Document:
 
 
 def field_name(path: Path) -> str | None:
-    """The name of a field in messages: ("env", "A") -> "env.A"; ("apt", 0) -> "apt[0]"."""
+    """The text for a path in messages: "env.A" for ("env", "A"); "apt[0]" for ("apt", 0)."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -65,10 +67,11 @@ def read(
     empty: bool = False,
     faults: list[Fault] | None = None,
 ) -> Document:
-    """Read one YAML mapping. `empty`: accept a file that is empty or has only comments. `faults`: receives the faults
-    of single keys and values, which are left out of the result; without it they are raised.
+    """Read a file that contains one YAML mapping. `empty`: accept a file that is empty or has only comments. `faults`:
+    a list that receives the faults of single keys and values, which are then left out of the result; if it is None,
+    they are raised.
 
-    Raises `error` with the file and line for anything unreadable.
+    Raises `error`, with the file and line, if the file cannot be read or parsed.
     """
     name = display(file)
     try:
@@ -93,7 +96,7 @@ def parse(
     empty: bool = False,
     faults: list[Fault] | None = None,
 ) -> Document:
-    """Parse one YAML mapping from text, as `read` does; `name`: the file's name in faults."""
+    """Parse a text that contains one YAML mapping, as `read` does. `name`: the file's name in faults."""
     try:
         _refuse_aliases(text, name, error)
         node = yaml.compose(text, Loader=_Loader)
@@ -119,7 +122,7 @@ def parse(
 
 
 class _Loader(yaml.CSafeLoader):
-    """Integers are decimal, as in YAML 1.2: 1:30:00 and 0012 are strings, not numbers of base 60 and 8."""
+    """Parses only decimal integers, as in YAML 1.2: 1:30:00 and 0012 are strings, not numbers of base 60 and 8."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
@@ -129,28 +132,28 @@ class _Loader(yaml.CSafeLoader):
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)\Z"), list("-+0123456789"))
 
-_UNFIT = "this fits nothing above: lines that belong together are set equally far in"
+_UNFIT = "wrong indentation: indent the lines of one mapping or list equally"
 _AT_BEGIN = ("found unexpected end of stream", "could not find expected ':'")
-# By libyaml's message; {line}: the line where the value being parsed begins.
+# envbuild's message for each message of libyaml. {line}: the line at which the value being parsed begins.
 _SYNTAX = {
-    "mapping values are not allowed in this context": "a colon that belongs to no key: put a value that holds `: ` in "
-    "quotes, and set the lines of one mapping equally far in",
-    "could not find expected ':'": "a line that is not `key: value`",
-    "did not find expected ',' or ']'": "the list [...] of line {line} is not closed, or lacks a comma",
-    "did not find expected ',' or '}'": "the mapping {{...}} of line {line} is not closed, or lacks a comma",
-    "did not find expected key": f"{_UNFIT}, and a line ends after a quoted value or a bracket",
-    "did not find expected '-' indicator": "a list goes on here with a line that does not begin with `- `",
+    "mapping values are not allowed in this context": "unexpected colon: put a value that contains `: ` in quotes, and "
+    "indent the lines of one mapping equally",
+    "could not find expected ':'": "this line is not `key: value`",
+    "did not find expected ',' or ']'": "the list [...] that begins in line {line} is not closed or lacks a comma",
+    "did not find expected ',' or '}'": "the mapping {{...}} that begins in line {line} is not closed or lacks a comma",
+    "did not find expected key": f"{_UNFIT}, and write nothing after a quoted value or a closing bracket",
+    "did not find expected '-' indicator": "this line belongs to a list, but does not begin with `- `",
     "did not find expected <document start>": _UNFIT,
-    "found character that cannot start any token": "no value begins with tab, @, ` or %: use blanks, or quotes",
-    "found a tab character that violates indentation": "a tab: indent with blanks",
+    "found character that cannot start any token": "a value must not begin with a tab, @, ` or %: use spaces or quotes",
+    "found a tab character that violates indentation": "a tab in the indentation: use spaces",
     "found unexpected end of stream": "the quote that begins here is not closed",
-    "found unknown escape character": 'a backslash within "...": write two, or use single quotes',
-    "but found another document": "a second document begins here: a file holds one",
+    "found unknown escape character": 'a backslash within "...": write two backslashes, or use single quotes',
+    "but found another document": "a second document begins here: a file must contain only one",
 }
 
 
 def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
-    """A parser error, with our own text for known messages."""
+    """The fault for a parser error, with a clearer message for known errors."""
     line = problem.problem_mark.line + 1 if problem.problem_mark else None
     begin = problem.context_mark.line + 1 if problem.context_mark else line
     message = problem.problem or "syntax"
@@ -211,8 +214,8 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document, faults: lis
 
 
 def merge(parent: Document, child: Document) -> Document:
-    """`child` on top of `parent`: mappings merge key by key, every other value replaces. Keeps file and line of
-    values."""
+    """Merge `child` into `parent`: mappings are merged key by key; any other value of `child` replaces the parent's
+    value. Values keep their file and line."""
     merged = Document(child.file, {}, {(): child.places.get((), parent.place(()))})
 
     def copy(source: Document, path: Path, value: Any) -> Any:
@@ -240,7 +243,7 @@ def merge(parent: Document, child: Document) -> Document:
 
 def without(doc: Document, paths: Iterable[Path]) -> Document:
     """Return a copy without the values at `paths`. If a path leads into a list, the whole list is removed, because the
-    other indices would change. If the value is missing, the mapping that should hold it is removed."""
+    other indices would change. If the value is missing, the mapping that should contain it is removed."""
     rest = Document(doc.file, copy.deepcopy(doc.data), doc.places)
     for path in paths:
         holders: list[tuple[dict[str, Any], str]] = []
@@ -264,7 +267,8 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def open_regular(file: FilePath) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError, also for a FIFO or a device, without blocking."""
+    """Open a regular file for reading. Raises OSError if it cannot be opened; for a FIFO or a device too, without
+    blocking."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")  # noqa: PTH123
@@ -273,17 +277,17 @@ def open_regular(file: FilePath) -> BinaryIO:
 
 
 def regular(file: FilePath, most: int) -> bytes:
-    """The first `most` + 1 bytes of a regular file. Ignores the reported size, which is 0 below /proc. Raises
-    OSError."""
+    """Read at most the first `most` + 1 bytes of a regular file. The file's reported size is ignored, because it is 0
+    below /proc. Raises OSError."""
     with open_regular(file) as stream:
         return stream.read(most + 1)
 
 
 def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
-    """Resolve the path `named` relative to `folder`, including links. Opens nothing.
+    """Resolve the path `named`, with its links, relative to `folder`. Opens no file.
 
-    Raises ValueError if the result is outside `root`, the project's folder: the author of a document must not be able
-    to have another file read, whose content an error could quote.
+    Raises ValueError if the result is outside `root`, the project's folder. Otherwise the author of a profile could
+    have other files read, and an error message could quote their content.
     """
     try:
         root, file = root.resolve(), (folder / named).resolve()
@@ -295,18 +299,18 @@ def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
 
 
 def home(file: FilePath) -> FilePath:
-    """The project folder of a profile's file: the folder that contains profiles/.
+    """The project's folder for a profile's file: the folder that contains profiles/.
 
-    `file` may be relative, also a bare name if the working folder is profiles/.
+    `file` may be relative to the working folder, for example a bare name if the working folder is profiles/.
     """
-    folder = FilePath(os.path.abspath(file)).parent  # noqa: PTH100 - a link to a profile does not move it
+    folder = FilePath(os.path.abspath(file)).parent  # noqa: PTH100 - a profile that is a link belongs to the folder of the link
     while folder.name in ("projects", "profiles"):
         folder = folder.parent
     return folder
 
 
 def display(file: FilePath) -> str:
-    """The path as shown in messages: relative to the working folder if it is below it."""
+    """The path as shown in messages: relative to the working folder if the file is in it."""
     try:
         return str(file.resolve().relative_to(FilePath.cwd()))
     except ValueError:

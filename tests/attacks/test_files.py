@@ -81,7 +81,7 @@ def test_a_nested_include_outside_the_project(project: Path, outside: Path) -> N
 def test_a_constraint_outside_the_project(project: Path, outside: Path) -> None:
     written(project, {"requirements.txt": "numpy\n-c ../home/token\n"})
     result = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
-    assert "requirements.txt:2: option -c is not taken from here" in result
+    assert "requirements.txt:2: option -c is not supported in this file" in result
 
 
 @pytest.mark.attack(STRANGER, "-r of a link in the project to a file outside", REFUSED)
@@ -151,14 +151,14 @@ UNQUOTED = "the error names file and line, without the text"
 LEAKING = {
     "passwd": (SECRETS["passwd"], ":1: this line is not a requirement"),
     "netrc": (SECRETS["netrc"], ":1: this line is not a requirement"),
-    "key": (SECRETS["key.yaml"], ":1: this option is not taken from here"),
-    "address": ("numpy\npackage @ https://me:hunter2@index.example/a.whl\n", ":2: an address cannot be locked"),
+    "key": (SECRETS["key.yaml"], ":1: this option is not supported in this file"),
+    "address": ("numpy\npackage @ https://me:hunter2@index.example/a.whl\n", ":2: a URL cannot be locked"),
     "long": (f"numpy>={TRACE}{'a' * 300}\n", ":1: this line is not a requirement"),
     "longer": (f"{TRACE}{'a' * 300}\n", ":1: this line is too long"),
     "tab": (f"{TRACE}\t>=1\n", ":1: this line is too long, or has control characters"),
-    "option": (f"--password={TRACE}\n--{TRACE}\n", ":2: this option is not taken from here"),
-    "include": (f"-r {TRACE}.txt\n", ":1: the included file cannot be read, or leads out of this folder"),
-    "include of another folder": (f"-r ../{TRACE}/a.txt\n", ":1: the included file cannot be read, or leads out"),
+    "option": (f"--password={TRACE}\n--{TRACE}\n", ":2: this option is not supported in this file"),
+    "include": (f"-r {TRACE}.txt\n", ":1: the included file cannot be read, or is outside the project"),
+    "include of another folder": (f"-r ../{TRACE}/a.txt\n", ":1: the included file cannot be read, or is outside"),
 }
 TOML = {
     "a key twice": (f"[{TRACE}]\n[{TRACE}]\n", "invalid TOML at line 2, column"),
@@ -216,7 +216,11 @@ def test_a_line_of_a_file_of_the_project_is_quoted(project: Path, monkeypatch: p
     file = "requirements.txt" if folder == "profiles" else f"{folder}/requirements.txt"
     done = envbuild("lock", "sample.yaml" if folder == "profiles" else "sample", "--requirements", file)
     assert done.code == 3
-    for text in ("'numpy 2.4' is not a requirement (as in", "nosuch.txt cannot be read", "option --pre is not taken"):
+    for text in (
+        "'numpy 2.4' is not a requirement (as in",
+        "nosuch.txt cannot be read",
+        "option --pre is not supported",
+    ):
         assert text in done.stderr
 
 

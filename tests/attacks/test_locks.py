@@ -116,7 +116,7 @@ def test_uv_settings_of_a_project_do_not_reach_a_lock(
     assert locked(project).versions["alpha"] == "2.0" and hostile.requests == []
     (note,) = done.document["notes"]
     assert note.startswith(f"{'../' if above else ''}{file}: ") or note.startswith(str(folder / file))
-    assert key in note and "in a profile, packages: and pins: set versions" in note
+    assert key in note and "set versions in the profile, under packages: or pins:" in note
 
 
 @pytest.mark.attack(
@@ -262,7 +262,9 @@ def test_without_dates_releases_are_counted(project: Path, index: Index, newer: 
         assert done.code == 0, done.stderr
         (note,) = done.document["notes"]
         assert note.startswith("sample: alpha 2.0 is 78 releases behind 3.77: 3.77 has no wheel for Python 3.11")
-        assert note.endswith("; to compile a package from source: extensions: in the profile (docs/profiles.md)")
+        assert note.endswith(
+            "; to compile a package from source, add it to extensions: in the profile (docs/profiles.md)"
+        )
     else:
         assert "alpha 2.0 is 79 releases behind 3.78" in refusal(done)
 
@@ -357,12 +359,12 @@ def test_a_pin_of_torch_comes_before_a_requirements_file(project: Path, index: I
     assert of_project(project)["torch"] == "2.13.0"
     reason = "torch>=2.14 is left out: --pin has torch 2.13.0"
     assert done.document["notes"] == [
-        f"sample-app: app/requirements.txt:2: {reason} (--pin comes before the profile, "
-        "and the profile before the requirements file)"
+        f"sample-app: app/requirements.txt:2: {reason} (--pin takes precedence over the profile, "
+        "and the profile over the requirements file)"
     ]
 
 
-CUDA_LEFT = "is left out: --pin has torch 2.13.0 (--pin comes before the profile, and the profile before the"
+CUDA_LEFT = "is left out: --pin has torch 2.13.0 (--pin takes precedence over the profile, and the profile over the"
 
 
 @pytest.mark.legitimate(

@@ -131,7 +131,7 @@ def test_a_lost_waiting_process_is_resumed(place: Place, add_row: AddRow) -> Non
 def test_an_image_that_the_node_lacks_is_reported(place: Place, add_row: AddRow) -> None:
     place.cluster.docker("image", "rm", "--force", place.quick.id)
     done = place.start("test", "--record").finish(120)
-    assert done.code == 6 and f"{NODE} has no such image" in done.words
+    assert done.code == 6 and f"{NODE} does not have the image" in done.words
     add_row("the node lacks the image, and no registry is named", done)
 
 

@@ -145,7 +145,7 @@ def test_truncated_output_is_not_proof(place: Place) -> None:
     written = outcome.with_name("stdout")
     written.write_bytes(written.read_bytes().rpartition(b"ENVBUILD")[0])
     done = place.start("test", "--record", "--resume", job).finish(120)
-    assert done.code == 6 and "is cut off, or was changed" in done.words
+    assert done.code == 6 and "is truncated or was changed" in done.words
     assert place.left() == []
 
 
@@ -218,7 +218,7 @@ def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, b
     assert (program.with_name(f"{program.name}.asked")).read_text(encoding="utf-8").strip() == '"device=0"'
     assert located(run).node == "gpu-h20" and located(run).gpus == "0"
     assert not run.passed and "this is NVIDIA A100-SXM4-80GB, the profile is for NVIDIA H20" in str(run.failures())
-    with pytest.raises(NotProved, match="gpu-h20 gives containers no GPU"):
+    with pytest.raises(NotProved, match="containers on gpu-h20 have no GPU"):
         bare.run(SlurmSite(), image, gpus=True)
 
 
@@ -248,7 +248,7 @@ def test_ranks_on_two_nodes_work_together(place: Place) -> None:
     """They communicate by loopback, which the two nodes of this one machine share. Only this job's containers have
     it."""
     quiet = place.start("test", "--record", "--nodes", "2").finish(120)
-    assert quiet.code == 2 and "none is set" in quiet.words
+    assert quiet.code == 2 and "no interface is set" in quiet.words
     done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)
     assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
     record, where = recorded(Path(done.document["statement"]))

@@ -71,7 +71,9 @@ def run(folder: Path, say: Callable[[Round], None]) -> list[Round]:
         _limit(made, 12 << 20)
         make("a step of the build", "12 MiB", 6, "ran out of memory", "GB in all")
         _limit(made, 64 << 20)
-        make("the audit, which imports torch", "64 MiB", 5, "out of memory, or a limit", "container may take")
+        make(
+            "the audit, which imports torch", "64 MiB", 5, "out of memory, or over a memory limit", "container may take"
+        )
         _limit(made, None)
         make("nobody", "none", 0)
         script = {"require": [*REQUIRED, "own.script"], "memory_gb": 1, "script": "hog.py"}

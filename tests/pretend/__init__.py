@@ -8,7 +8,7 @@ up in float32 and rounded once; TF32 is used where the flags and the GPU allow i
 refuse at this compute capability; memory is counted and ends; a CUDA graph reads what its tensors hold at each replay;
 libcuda and NVML answer (stand-ins written in C), and nvidia-smi.
 
-Not as on a GPU: torch's and NVIDIA's kernels, their speed and workspaces, streams, CUDA's own autocast lists, and
-inference mode (no_grad). A pass shows that a probe's path for GPUs works and that its tolerances leave room for this
-arithmetic, not that a GPU passes.
+Not as on a GPU: torch's and NVIDIA's kernels, their speed and workspaces, streams, CUDA's own autocast lists, inference
+mode (no_grad), and the functions of runtime.ON_HOST, which run on the host. A pass shows that a probe's path for GPUs
+works and that its tolerances leave room for this arithmetic, not that a GPU passes.
 """

@@ -24,6 +24,11 @@ FACTORIES = (
     "full_like", "linspace", "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn",
     "randn_like", "randperm", "scalar_tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
+# Functions that are computed on the host: see tensors.on_host.
+ON_HOST: tuple[tuple[Any, str], ...] = (
+    (torch.linalg, "pinv"), (torch.linalg, "matrix_rank"),
+    (torch, "prod"), (torch, "cumprod"), (torch, "cummax"), (torch, "cummin"),
+)  # fmt: skip
 _Autocast = torch.autocast
 
 
@@ -136,6 +141,8 @@ def install(gpu: Gpu) -> None:
     F.scaled_dot_product_attention = sdpa.attention
     for name in FACTORIES:
         setattr(torch, name, tensors.factory(getattr(torch, name)))
+    for owner, name in ON_HOST:
+        setattr(owner, name, tensors.on_host(getattr(owner, name)))
     torch.tensor = tensors.tensor  # type: ignore[assignment]
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor.clone()  # type: ignore[assignment]
     torch.inference_mode = _no_grad  # type: ignore[misc,assignment]  # a GpuTensor has no views in it

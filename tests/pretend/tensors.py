@@ -132,6 +132,18 @@ class _Download(torch.autograd.Function):
         return grads[0].to(DEVICE)
 
 
+class _Upload(torch.autograd.Function):
+    """Copies from the host to the GPU, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor) -> torch.Tensor:
+        return GpuTensor(source.detach().resolve_conj().clone())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].cpu()
+
+
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Replaces torch.Tensor.to for tensors of the host: torch's C++ code would ask CUDA which device a plain "cuda"
     means."""
@@ -175,6 +187,22 @@ def simulated(function: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces a function that a GpuTensor cannot pass through: torch's C++ code creates tensors on the device that it
+    sees, the host, or needs a lazy conjugate. The function and its gradient are computed on the host."""
+
+    @functools.wraps(function)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(leaf, GpuTensor) for leaf in tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
+        with here.clock:
+            plain_args, plain = tree_map(lambda x: x.cpu() if isinstance(x, GpuTensor) else x, (args, kwargs))
+            found = function(*plain_args, **plain)
+            return tuple(map(_Upload.apply, found)) if isinstance(found, tuple) else _Upload.apply(found)
+
+    return computed
+
+
 def _is_cuda(device: Any) -> bool:
     return device is not None and torch.device(device).type == "cuda"
 
@@ -194,7 +222,7 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if _is_cuda(plain.get("device")):
         plain["device"] = torch.device("cpu")
     # A copy from the host, including its conversion, is the host's work on a real GPU too.
-    with here.clock.stopped() if strangers and name in _COPIES else contextlib.nullcontext():
+    with here.clock.stopped() if strangers and name in _COPIES else contextlib.nullcontext(), _lazy_views():
         result = compute(operation, plain_args, plain, here.gpu.capability)
     if here.graph is not None:
         if strangers:
@@ -202,6 +230,15 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         here.graph.keep(operation, plain_args, plain, result)
     written = _written(operation, args, kwargs)
     return tree_map(_lifted, result) if written is None else written
+
+
+def _lazy_views() -> Any:
+    """While entered, torch resolves the lazy conjugates that an operation makes inside (pinv of complex matrices). In a
+    __torch_dispatch__ torch skips these keys, which come before Python's."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def _lifted(value: Any) -> Any:

@@ -87,6 +87,28 @@ def test_gradients_cross_from_the_host_to_the_gpu_and_back() -> None:
     assert on("h100", work) == [2.0, 40.0]
 
 
+def test_conjugates_are_those_of_the_host() -> None:
+    """As factors of a product, inside an operation of several steps, and of spectra that are transformed back."""
+
+    def work() -> list[float]:
+        a = torch.view_as_complex(torch.arange(120.0).remainder(7).view(3, 5, 4, 2)) + torch.eye(5, 4)
+        signal, window = torch.arange(400.0).remainder(11), torch.hann_window(64)
+        spectrum = torch.stft(signal, 64, 16, window=window, return_complex=True)
+        there = a.to("cuda")
+        pairs = [
+            (there.mT.conj() @ there, a.mT.conj() @ a),
+            (there.conj() @ there.mT, a.conj() @ a.mT),
+            (torch.linalg.pinv(there), torch.linalg.pinv(a)),
+            (
+                torch.istft(spectrum.to("cuda"), 64, 16, window=window.to("cuda"), length=400),
+                torch.istft(spectrum, 64, 16, window=window, length=400),
+            ),
+        ]
+        return [float((found.cpu() - expected).abs().max()) for found, expected in pairs]
+
+    assert on("h100", work) == [0.0] * 4
+
+
 def test_memory_is_counted_given_back_and_ends() -> None:
     def work() -> list[object]:
         free, total = torch.cuda.mem_get_info()

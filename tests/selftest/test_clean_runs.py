@@ -1,8 +1,10 @@
 """`make clean-runs`: a failed or missing probe is a false alarm; runs are kept for each version of a probe."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import clean_runs
 from clean_runs import Done, Runs
+
+from envbuild.selftest.probes.training import optimizer_sampled_cases, other_optimizer_cases
 
 VERSIONS = clean_runs.read_versions()
 
@@ -33,6 +37,22 @@ def test_each_probe_that_did_not_pass_is_a_false_alarm() -> None:
 def test_the_worker_runs_the_probes_with_their_seed() -> None:
     done = clean_runs.run(["gemm.fp8", "tf32.mode"], 8)
     assert done == Done(8, 1, {"gemm.fp8": None, "tf32.mode": None})
+
+
+def test_each_probe_runs_at_a_level_at_which_it_samples_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: dict[str, str] = {}
+
+    def answer(*_: Any, input: bytes, **__: Any) -> Any:
+        document = json.loads(input)
+        levels.update(dict.fromkeys(document["probes"], document["level"]))
+        found = [result(probe) for probe in document["probes"]]
+        return SimpleNamespace(stdout=json.dumps({"probes": found}))
+
+    monkeypatch.setattr(clean_runs.subprocess, "run", answer)
+    assert clean_runs.run(clean_runs.PROBES, 8) == Done(8, 1, dict.fromkeys(clean_runs.PROBES))
+    assert levels == {**dict.fromkeys(clean_runs.PROBES, "quick"), "optim.torch": "standard"}
+    of_optimizers = (*optimizer_sampled_cases.OPERATIONS, *other_optimizer_cases.OPERATIONS)
+    assert all(operation.counts.get(levels["optim.torch"]) for operation in of_optimizers)
 
 
 def test_the_page_counts_runs_and_names_each_false_alarm() -> None:

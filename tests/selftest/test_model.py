@@ -175,7 +175,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: 
         "1",
         {"a", "b"},
     )
-    assert "not finite in both, from finite inputs: first 1; both have the same cause" in comparison.notes
+    assert "not finite in both, from finite inputs, so both have the same cause; the first: 1" in comparison.notes
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -279,5 +279,5 @@ def test_a_wrong_module_is_found_between_two(tmp_path: Path, reference: bool, fa
 
 def test_two_different_models_are_reported(tmp_path: Path) -> None:
     documents = [fingerprint(*made(name, torch.float32)) for name in ("transformer", "video")]
-    with pytest.raises(UsageError, match=r"these are two different models: [0-9]+ and 4 outputs of modules"):
+    with pytest.raises(UsageError, match=r"the fingerprints are of different models: [0-9]+ and 4 outputs of modules"):
         compared(*documents, tmp_path)

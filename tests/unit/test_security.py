@@ -30,17 +30,17 @@ def rows(heading: str) -> list[list[str]]:
 
 
 HOSTILE = rows("Who may be hostile")
-SHOWN = rows("What each cannot reach, and the test that shows it")
+SHOWN = rows("What each attacker cannot do, and the test that shows it")
 BROKEN = cells((TESTS / "attacks" / "README.md").read_text(encoding="utf-8"))
 NAMED = sorted({name for _, _, names in (*SHOWN, *BROKEN) for name in names.split(", ")})
 # Rows of the first table that have a shorter name in the second.
 SHORT_NAMES = {
-    "a registry, or who can write to it": "a registry",
+    "a registry, or anybody who can write to it": "a registry",
     "a base image named by digest": "a base image",
     "an archive (CUDA toolkit, compatibility libraries)": "an archive",
     "the source of an extension, and what its build runs": "the source of an extension",
     "a driver, a kernel log, a node of a cluster (`doctor`)": "a driver, a kernel log, a node (`doctor`)",
-    "who wrote a log given to `explain`": "who wrote a log",
+    "the author of a log given to `explain`": "the author of a log",
 }
 
 

@@ -23,9 +23,10 @@ NVCC_RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+),")
 
 @dataclass(frozen=True)
 class ArchiveLayer:
-    """An archive, unpacked in its folder. `kind`: as in archive_spec.FOLDERS; `sha256`: of the file, hex; `release`: of
-    CUDA, such as "12.6", which its nvcc must have; the links that linkers look for are then added. Empty: no nvcc.
-    `folder`: where a base image's symbolic links lead from the kind's folder; empty: to that folder itself."""
+    """The layer with an unpacked archive. `kind`: a key of archive_spec.FOLDERS; `sha256`: that of the file, hex;
+    `release`: the CUDA release that its nvcc must have, such as "12.6", or empty for an archive without nvcc. If there
+    is an nvcc, the links that linkers look for are added. `folder`: where the archive is unpacked, if the base image
+    has a symbolic link in place of the kind's folder; otherwise empty."""
 
     file: Path
     kind: str
@@ -48,7 +49,7 @@ class ArchiveLayer:
         if found != self.sha256:
             raise HashMismatch(
                 f"{self.file} is not the locked archive: sha256 {found}, locked {self.sha256}",
-                hint="it was damaged on this disk: remove it, and run the same command again",
+                hint="the file was damaged on this disk: remove it, and run the same command again",
             )
         with temporary_files.folder("archive", user_folders.cache_folder("layers")) as folder:
             target = folder / "content"
@@ -68,11 +69,12 @@ class ArchiveLayer:
         if found is None or found[1].decode() != self.release:
             says = f"is of CUDA {found[1].decode()}" if found else "is missing, or names no release"
             text = f"{FOLDERS[self.kind]}/bin/nvcc {says}; torch needs CUDA {self.release}"
-            raise BuildError(text, hint=f"name a toolkit of CUDA {self.release} in the profile: toolchain")
+            raise BuildError(text, hint=f"set an archive of CUDA {self.release} as toolchain in the profile")
 
 
 def _add_links(home: Path) -> None:
-    """Add what linkers look for. The unpacker refuses links that lead out of the folder."""
+    """Add lib64 and the links that linkers look for. Links of the archive cannot lead out of the folder, because the
+    unpacker refuses such links."""
     libraries = home / "lib64"
     if not libraries.exists():
         libraries.symlink_to("lib")

@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class BaseLayer:
-    """A base's tar, as it is. Its file is named by the hash of what it is made from."""
+    """The layer with a base's tar, unchanged. The name of the tar's file is the hash of all that it is made from."""
 
     tar: Path
     compressor: str = gzip_members.COMPRESSOR
@@ -40,7 +40,7 @@ class BaseLayer:
 
 @dataclass(frozen=True)
 class DifferenceLayer:
-    """What has to be changed in `base` to get `wanted`, both tars of bases."""
+    """The layer that changes the content of `base` to that of `wanted`. Both are tars of bases."""
 
     base: Path
     wanted: Path
@@ -61,7 +61,8 @@ class DifferenceLayer:
 
 @dataclass(frozen=True)
 class VenvLayer:
-    """The empty virtual environment of a base's Python. `python`: such as "3.11"; `version`: such as "3.11.2"."""
+    """The layer with the empty virtual environment of a base's Python. `python`: such as "3.11"; `version`: such as
+    "3.11.2"."""
 
     base: Path
     python: str
@@ -76,7 +77,7 @@ class VenvLayer:
         )
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. Raises HashMismatch if the tar was damaged, BuildError if it does not have this Python."""
+        """Write the layer. Raises HashMismatch if the tar was damaged, BuildError if it lacks this Python or venv."""
         debian_base_tar.require_intact(self.base, sha256_file_store.file_digest(self.base))
         interpreter = f"/usr/bin/python{self.python}"
         templates: dict[str, bytes] = {}

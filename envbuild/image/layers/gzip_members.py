@@ -1,7 +1,7 @@
-"""gzip files of many members. Pure: the same content gives the same bytes with the same version of zlib.
+"""Writes gzip files of many members. Pure: the same content gives the same bytes with the same version of zlib.
 
-Every reader of gzip accepts several members. Members of a fixed size can be compressed on several processors at once,
-whatever their number.
+Every reader of gzip accepts several members. Members have a fixed size and are compressed in parallel, so the bytes do
+not depend on the number of processors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from envbuild.registry.byte_block_streams import of_equal_size
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 """The header of a member: deflate, no name, no time, unknown system."""
 COMPRESSOR = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
-"""Another version may give other bytes, so it is part of the key of each layer that is compressed here."""
+"""A different version may give different bytes, so it is part of the key of each layer that is compressed here."""
 MEMBER_BYTES = 4 << 20
 _LEVEL = 6
 _MEMORY_LEVEL = 8  # zlib's default
@@ -25,12 +25,12 @@ _THREADS = 8  # at most 2 * 8 members wait in memory
 
 
 def trailer(crc: int, size: int) -> bytes:
-    """Return the end of a member. `crc`, `size`: of its content; `size` in bytes."""
+    """Return the end of a member. `crc`, `size`: those of its content, the size in bytes."""
     return struct.pack("<II", crc, size & 0xFFFFFFFF)
 
 
 def compress(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the members of a gzip file with this content. The division into blocks does not matter."""
+    """Yield the members of a gzip file with the content of the blocks. Its division into blocks does not matter."""
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:
         for content in of_equal_size(blocks, MEMBER_BYTES):

@@ -1,8 +1,8 @@
-"""Writes layers from their recipes, and remembers each by its content: digests and sizes.
+"""Writes layers from their recipes, and caches the digests and sizes of each layer under the key of its recipe.
 
-The blob itself is kept only if a recipe asks for it: writing a layer of wheels again takes about as long as copying it,
-compressing a base again does not. An entry is a JSON file that contains a hash of itself; a damaged or missing one is
-made again. Files are renamed into place when they are complete.
+The blob itself is cached only if the recipe requests it: writing a layer of wheels again takes about as long as copying
+its blob, but compressing a base again takes longer. An entry is a JSON file that contains a hash of its other fields; a
+damaged or missing entry is made again. Files are renamed into place when they are complete.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BLOCK = 1 << 20
 
 
 class LayerRecipe(Protocol):
-    """What determines a layer. `key`: sha256 of all of that, hex, None for a layer that the cache does not remember;
-    `keeps_blob`: the blob is kept in the cache."""
+    """The inputs of a layer. `key`: the sha256 of all of them, hex, or None for a layer that is not cached;
+    `keeps_blob`: whether the blob is cached too."""
 
     @property
     def key(self) -> str | None: ...
@@ -37,7 +37,7 @@ class LayerRecipe(Protocol):
 
 @dataclass(frozen=True)
 class _CacheEntry:
-    """`key`: of the recipe; `check`: the hash of all other fields."""
+    """An entry of the cache. `key`: that of the recipe; `check`: the hash of all other fields."""
 
     key: str
     digest: str
@@ -59,8 +59,8 @@ def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
 def stream_layer(
     recipe: LayerRecipe, packed: Callable[[bytes], object] = len, plain: Callable[[bytes], object] = len
 ) -> WrittenLayer:
-    """Write the layer of a recipe, and remember it. Both receivers drop their bytes by default. Raises what the
-    recipe's `write` raises."""
+    """Write the layer of a recipe, and cache its digests. `packed` gets the bytes of the blob, `plain` those of the tar
+    in it; both are dropped by default. Raises what the recipe's `write` raises."""
     if not recipe.keeps_blob:
         return _written(recipe, packed, plain)
     layer = write_blob(recipe, _blobs())
@@ -74,8 +74,9 @@ def stream_layer(
 
 
 def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object] = len) -> WrittenLayer:
-    """Write the layer of a recipe, though it may be known, and remember it. `watch` gets what is written, and may raise
-    to stop. Raises BuildError if the layer differs from the known one, and what the recipe's `write` raises."""
+    """Write the layer of a recipe, even if it is cached, and cache its digests. `watch` gets the bytes of the blob, and
+    may raise an error to stop. Raises BuildError if the layer differs from the cached one, and what the recipe's
+    `write` raises."""
     known = known_layer(recipe)
     layer = recipe.write(watch, len)
     if known and layer != known:
@@ -88,8 +89,9 @@ def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object] = len) -> 
 
 
 def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], object] = len) -> WrittenLayer:
-    """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless it is there
-    undamaged. `watch` gets what is written, and may raise to stop. Raises what the recipe's `write` raises."""
+    """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless the folder has
+    that file undamaged. `watch` gets the bytes of the blob, and may raise an error to stop. Raises what the recipe's
+    `write` raises."""
     known = known_layer(recipe)
     if known:
         file = _blob(folder, known)

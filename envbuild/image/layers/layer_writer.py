@@ -1,8 +1,8 @@
 """Writes files as one gzip layer without recompressing them: a tar in a gzip file of many members.
 
-A wheel's members are deflate streams, and so is the content of a gzip member: each is copied as it is. Tar headers,
-padding and generated files stand between them in stored blocks. The layer's bytes therefore depend only on the files,
-not on a compressor's version. Order, times, owners and modes are fixed.
+A wheel's members are deflate streams, and so is the content of a gzip member: each is copied as it is. Between them are
+tar headers, padding and generated files, in stored (uncompressed) blocks. The layer's bytes therefore depend only on
+the files, not on a compressor's version. Order, times, owners and modes are fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.util.errors import LockError
 
 WRITER_VERSION = 1
-"""Increment it with every change that gives a different layer for the same files."""
+"""Increment this number with every change that gives a different layer for the same files."""
 
 MODE, EXECUTABLE = 0o644, 0o755
 TAR_BLOCK = 512
@@ -66,7 +66,7 @@ LayerEntry = LayerFile | LayerFolder | LayerLink
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file or link of a written layer. `sha256`: hex, of its content; None for a link."""
+    """A file or link of a written layer. `sha256`: that of its content, hex; None for a link."""
 
     path: str
     mode: int
@@ -77,8 +77,8 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenLayer:
-    """`digest`, `size`: of the compressed layer; `diff_id`, `diff_size`: of the tar in it. Both digests begin with
-    "sha256:". `files`: in order, without folders; known for a layer of files that was just written."""
+    """A layer. `digest`, `size`: those of the compressed layer; `diff_id`, `diff_size`: those of the tar in it. Both
+    digests begin with "sha256:". `files`: its files and links in order; empty unless `write_layer` just wrote it."""
 
     digest: str
     size: int
@@ -129,13 +129,13 @@ def _sorted(entries: Iterable[LayerEntry]) -> Iterator[LayerEntry]:
 
 
 class _Writer:
-    """Counts and hashes what passes: the gzip file, the tar in it, and each file."""
+    """Writes a layer, and counts and hashes the bytes of the gzip file, of the tar in it, and of each file."""
 
     def __init__(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> None:
         self._packed, self._plain = packed, plain
         self.packed_sha256, self.plain_sha256 = hashlib.sha256(), hashlib.sha256()
         self.packed_size = self.plain_size = 0
-        self._waiting = bytearray()  # of a gzip member with stored blocks
+        self._waiting = bytearray()  # bytes for the next stored block
         self._crc = self._stored = 0
         self._begun = False
 
@@ -215,8 +215,8 @@ class _Writer:
 
 
 def tar_header(path: str, kind: bytes, mode: int, size: int = 0, target: str = "") -> bytes:
-    """Return the header of a tar member, after a PAX header if a name or the size does not fit. Written here and not by
-    tarfile: its bytes must be the same in all versions of Python."""
+    """Return the header of a tar member, after a PAX header if a name or the size does not fit. tarfile is not used,
+    because the bytes must be the same in all versions of Python."""
     records = {}
     for key, text in (("linkpath", target), ("path", path)):
         if len(text.encode()) > _LONGEST_NAME or not text.isascii():

@@ -1,7 +1,7 @@
 """Makes the metadata of installed wheels require an overridden version, as files of a layer above theirs.
 
-torch pins its CUDA libraries exactly. Where a profile overrides one, a later `pip install` of something that needs
-torch would bring the old version back, and `pip check` would fail: docs/decisions/0005-overrides-in-metadata.md.
+torch pins its CUDA libraries exactly. If a profile overrides a pin, a later `pip install` of a package that needs torch
+would install torch's version again, and `pip check` would fail (docs/decisions/0005-overrides-in-metadata.md).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from envbuild.image.layers.wheel_installed_files import RecordRow, hash_in_recor
 _REQUIREMENT = re.compile(
     r"(?m)^(Requires-Dist: *)([A-Za-z0-9._-]+) *(\[[^]\n]*\])? *\(?([<>=!~][^;)\r\n]*)\)?( *;[^\r\n]*)?(?=\r?$)"
 )
-_METADATA = re.compile(r".*/site-packages/[^/]+\.dist-info/METADATA")  # not of a package that another one vendors
+_METADATA = re.compile(r".*/site-packages/[^/]+\.dist-info/METADATA")  # not of a vendored package
 
 
 def overriding_files(entries: Iterable[LayerEntry], pins: Mapping[str, str]) -> Iterator[LayerFile]:
     """Yield the changed METADATA and RECORD of the wheels whose files are `entries`. `pins`: version by name.
 
-    Each requirement of a pinned name with some version becomes a requirement of exactly the pinned version; extras and
-    markers stay. Raises WheelRefused.
+    In each requirement of a pinned name, the version specifier becomes exactly the pinned version; extras and markers
+    stay. Requirements without a version do not change. Raises WheelRefused.
     """
     files = {entry.path: entry for entry in entries if isinstance(entry, LayerFile)}
     versions = {canonicalize_name(name): version for name, version in pins.items()}
@@ -51,7 +51,7 @@ def _content(entry: LayerFile) -> bytes:
 
 
 def override_requirements(metadata: bytes, versions: Mapping[NormalizedName, str]) -> bytes:
-    """METADATA whose requirements of these distributions are of exactly these versions."""
+    """Return the METADATA with the version specifiers of these distributions changed to exactly these versions."""
 
     def replace(match: re.Match[str]) -> str:
         version = versions.get(canonicalize_name(match[2]))

@@ -1,4 +1,4 @@
-"""The links below CUDA_HOME that linkers look for, and that the wheels of nvcc do not have, and their layer."""
+"""Finds the links below CUDA_HOME that linkers look for and that the wheels of nvcc lack, and writes their layer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from envbuild.util.errors import BuildError
 
 @dataclass(frozen=True)
 class NvccLinksLayer:
-    """The links that linkers look for below `home`, the folder of an nvcc that these wheels install. `release`: of
-    CUDA, such as "13.0"."""
+    """The layer with the links that linkers look for below `home`, the CUDA_HOME of an nvcc that these wheels install.
+    `release`: the CUDA release that nvcc must have, such as "13.0"."""
 
     python: str
     wheels: tuple[WheelOfLayer, ...]
@@ -62,8 +62,8 @@ def _version(entry: LayerEntry | None) -> str:
 
 
 def missing_links(names: Collection[str]) -> dict[str, str]:
-    """Return link -> target for the folder of CUDA's libraries. `names`: what is in it. A linker looks for
-    libcudart.so, and wheels have only libcudart.so.13."""
+    """Return link -> target for the links that the folder of CUDA's libraries lacks. `names`: the files in the folder.
+    A linker looks for libcudart.so, but wheels have only libcudart.so.13."""
     found: dict[str, str] = {}
     for name in sorted(names):
         plain = f"{name.partition('.so.')[0]}.so"

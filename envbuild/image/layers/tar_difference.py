@@ -1,7 +1,7 @@
-"""The difference of two tars as the tar of a layer: applied on the first, it gives the second.
+"""Computes the difference of two tars as the tar of a layer: applied to the first tar's content, it gives the second's.
 
 The entries of the second tar are copied byte for byte, so that attributes, times and owners stay. Hard links are copied
-together with all names of their file, because a layer cannot link to a file below it.
+together with all names of their file, because a layer cannot link to a file in a lower layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from envbuild.image.layers.layer_writer import TAR_BLOCK, tar_header
 from envbuild.util.errors import BuildError, printable
 
 VERSION = 1
-"""Increment it with every change that gives another difference for the same tars."""
+"""Increment this number with every change that gives a different result for the same tars."""
 _BLOCK = 1 << 20
 _WHITEOUT = ".wh."
 _TIMES = ("mtime", "atime", "ctime")
@@ -25,8 +25,8 @@ _TIMES = ("mtime", "atime", "ctime")
 
 @dataclass(frozen=True)
 class _Entry:
-    """`identity`: all properties that are compared; `start`, `end`: the position of its bytes in the tar, headers
-    and padding included."""
+    """An entry of a tar. `identity`: all properties that are compared; `start`, `end`: the position of its bytes in the
+    tar, headers and padding included."""
 
     kind: bytes
     identity: tuple[Any, ...]
@@ -35,10 +35,11 @@ class _Entry:
 
 
 def difference_blocks(first: Path, second: Path) -> Iterator[bytes]:
-    """Yield the blocks of the tar with the entries of `second` that `first` does not have, and a whiteout for each
-    removed path. Both tars name each path once, and a hard link's file before it.
+    """Yield the blocks of a tar with the entries of `second` that `first` lacks, and a whiteout for each path that
+    `second` lacks. Both tars must contain each path once, and each hard link after its file.
 
-    Raises BuildError for a name that is reserved for whiteouts, and for what cannot be copied entry by entry.
+    Raises BuildError for a name that is reserved for whiteouts, and for tars that cannot be copied entry by entry,
+    because they have sparse files or global headers.
     """
     before, after = _entries(first), _entries(second)
     changed = {path for path, entry in after.items() if path not in before or before[path].identity != entry.identity}
@@ -53,7 +54,7 @@ def difference_blocks(first: Path, second: Path) -> Iterator[bytes]:
                 yield tar_header(path, b"0", 0o644)
             else:
                 yield from _copied(stream, wanted[path])
-        # a link comes after its target; in the tar it does, too
+        # hard links come last, in the order of the second tar, in which each follows its target
         for path in sorted(links, key=lambda path: wanted[path].start):
             yield from _copied(stream, wanted[path])
     yield b"\0" * 2 * TAR_BLOCK
@@ -74,7 +75,8 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _is_folder_in(before: dict[str, _Entry], after: dict[str, _Entry], path: str) -> bool:
-    """Whether a whiteout below this path is needed and possible: it is a folder in both, as the root always is."""
+    """Whether a whiteout below this path is needed and possible: the path must be a folder in both tars. The root
+    always is."""
     return not path or all(path in entries and entries[path].kind == tarfile.DIRTYPE for entries in (before, after))
 
 
@@ -84,7 +86,7 @@ def _entries(file: Path) -> dict[str, _Entry]:
         members = {_path(member.name): member for member in archive}
         if archive.pax_headers or any(member.issparse() for member in members.values()):
             raise BuildError(f"{file.name} has sparse files or global headers", hint="make it with GNU tar's defaults")
-        names: dict[str, list[str]] = {}  # of the files that have several
+        names: dict[str, list[str]] = {}  # all names of each file that has several
         for path, member in members.items():
             if member.islnk():
                 names.setdefault(_target(member), [_target(member)]).append(path)

@@ -1,4 +1,4 @@
-"""The files of an empty virtual environment, as `python3.N -m venv --without-pip` makes them."""
+"""Generates the files of an empty virtual environment, as `python3.N -m venv --without-pip` makes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, LayerFolde
 from envbuild.resolve.plan_resolver import VENV
 
 VERSION = 1
-"""Increment it with every change that gives other files for the same templates."""
+"""Increment this number with every change that gives different files for the same templates."""
 _CONFIG = """home = {folder}
 include-system-site-packages = false
 version = {version}
@@ -18,9 +18,10 @@ version = {version}
 _CONFIG_SINCE_3_11 = """executable = {executable}
 command = {interpreter} -m venv --without-pip {environment}
 """
-# Releases with the fix of CVE-2024-9287 quote each value, and their templates do not: Debian has it in 3.11.2, too.
+# In Python releases with the fix of CVE-2024-9287, venv quotes each value, and the templates do not. Debian's 3.11.2
+# has that fix too.
 _UNQUOTED = b"VIRTUAL_ENV=__VENV_DIR__"
-# Templates that add the parentheses themselves
+# Found in templates that add the parentheses of the prompt themselves.
 _PARENTHESES = re.compile(rb"""\(["']?__VENV_PROMPT__""")
 
 

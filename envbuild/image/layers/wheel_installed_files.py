@@ -1,7 +1,8 @@
 """Turns a wheel into the files that uv installs from it. Nothing is written, and only small members are read.
 
-The rules are those of uv (UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode, as its trees show them:
-the tests compare both, file by file. What uv refuses is refused here too; so is what uv installs with a wrong RECORD.
+The rules are those of uv (UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode. The tests compare the
+results of both, file by file. Wheels that uv refuses are refused here too; so are wheels that uv installs with a wrong
+RECORD.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from envbuild.util.errors import printable
 
 UV_VERSION = "0.13.9"
 _PLACEHOLDER = b"#!python"
-# uv refuses most of these names for a script; the others would hide an interpreter too.
+# Names that a script must not have, because it would hide an interpreter. uv refuses most of them too.
 _RESERVED = re.compile(r"bin/(?:python|pypy|graalpy|pyodide)w?[0-9.]*t?(?:\.exe)?", re.IGNORECASE)
 _SECTION = re.compile(r"\[([^\[\]]+)\]")
 _COMMAND = re.compile(r"(?P<module>[\w.-]+) *: *(?P<function>[\w.]+)(?: *\[ *\w[\w ,.-]*\])?")
@@ -187,7 +188,7 @@ class _Installer:
         return member.name.removeprefix(f"{self.data}/").partition("/")[0]
 
     def _target(self, member: WheelMember) -> str | None:
-        """Return where a member is installed, below the environment; None for folders that are not."""
+        """Return where a member is installed, below the environment; None for a folder that is not installed."""
         scheme = self._scheme(member)
         if scheme is None:
             return f"{self.site}/{member.name}"

@@ -31,10 +31,11 @@ class WheelOfLayer:
 
 @dataclass(frozen=True)
 class WheelLayer:
-    """A layer of wheels. `python`: such as "3.11". `pins`: name and version of each override; with them the layer has
-    only the metadata of these wheels that changes.
+    """A layer of wheels. `python`: such as "3.11". `pins`: name and version of each override; if there are pins, the
+    layer has only the metadata of these wheels that they change.
 
-    Where two wheels install one path, the file of the last one is written; wheel_conflicts.py refuses different ones.
+    If two wheels install the same path, the file of the last wheel is written; wheel_conflicts.py refuses wheels whose
+    files differ.
     """
 
     python: str
@@ -77,5 +78,5 @@ def _require_sha256(reader: WheelReader, wheel: WheelOfLayer) -> None:
     if found != wheel.sha256:
         raise HashMismatch(
             f"{wheel.file} is not the locked wheel: sha256 {found}, locked {wheel.sha256}",
-            hint="it was damaged on this disk: remove it, and run the same command again",
+            hint="the file was damaged on this disk: remove it, and run the same command again",
         )

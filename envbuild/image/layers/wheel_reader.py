@@ -20,7 +20,7 @@ from envbuild.fetch.wheel_file_lists_and_clashes import BROKEN, PACKED, has_seco
 from envbuild.util.errors import LockError, printable
 
 LARGEST_TEXT = 16 << 20
-"""Bytes of a member that is read into memory: RECORD, entry points, a script. torch's RECORD has 1.3 MB."""
+"""The most bytes of a member that is read into memory: RECORD, entry points, a script. torch's RECORD has 1.3 MB."""
 
 _INVALID: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _BLOCK = 1 << 18  # bytes read at a time
@@ -37,7 +37,7 @@ _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 
 
 class WheelRefused(LockError):
-    """A wheel that is damaged, ambiguous, or that uv does not install either."""
+    """The error for a wheel that is damaged or ambiguous, or that uv does not install either."""
 
     def __init__(self, wheel: str, why: str, member: str | None = None) -> None:
         where = f"{wheel}: {printable(member)!r}" if member is not None else wheel
@@ -46,8 +46,8 @@ class WheelRefused(LockError):
 
 @dataclass(frozen=True)
 class WheelMember:
-    """A file or folder (its name ends with a slash) of a wheel. `size`: bytes after inflating; `offset`: of its data in
-    the wheel."""
+    """A file or folder of a wheel; the name of a folder ends with a slash. `size`: bytes after inflating; `offset`: the
+    position of its data in the wheel."""
 
     name: str
     executable: bool
@@ -154,7 +154,7 @@ class WheelReader:
         return WheelMember(name, executable, deflated, info.CRC, info.file_size, info.compress_size, offset), end
 
     def _descriptor_size(self, info: zipfile.ZipInfo, offset: int, large: bool) -> int:
-        """Return the bytes of the data descriptor, which must agree with the directory."""
+        """Return the size of the data descriptor in bytes. Its content must match the directory."""
         self._stream.seek(offset)
         found = self._stream.read(24)
         for layout in ("<IQQ", "<III") if large else ("<III", "<IQQ"):
@@ -166,7 +166,7 @@ class WheelReader:
         raise self.refused(info.filename, "the data descriptor differs from the zip directory")
 
     def _check_end(self, start: int, count: int) -> None:
-        """The end record is the last of the file, and says where the directory is. `start`: where the members end."""
+        """Check that the end record ends the file and describes the directory. `start`: where the members end."""
         self._stream.seek(0, 2)
         end = self._stream.tell() - _END.size
         self._stream.seek(end)
@@ -196,7 +196,7 @@ class WheelReader:
         self._check_lengths(start, end, count)
 
     def _check_lengths(self, start: int, end: int, count: int) -> None:
-        """The entries of the directory fill it exactly; zipfile reads the last one even if it is cut."""
+        """Check that the entries of the directory fill it exactly: zipfile reads the last one even if it is cut off."""
         self._stream.seek(start)
         directory = self._exactly(end - start, None)
         position = 0
@@ -234,9 +234,9 @@ class WheelReader:
         return self._texts[member]
 
     def blocks(self, member: WheelMember) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the packed bytes of a member as in the wheel, and the inflated ones, at most 1 MiB at a
-        time. Either may be empty. Raises WheelRefused, at the latest after the last block, unless size, CRC and
-        the end of the stream agree."""
+        """Yield pairs: packed bytes of a member as they are in the wheel, and inflated bytes, at most 1 MiB. Either may
+        be empty. Raises WheelRefused, at the latest after the last pair, unless size, CRC and the end of the stream
+        match."""
         if member in self._texts:
             yield from ((packed, b"") for packed in self._packed(member))
             yield b"", self._texts[member]
@@ -283,7 +283,7 @@ class WheelReader:
 
 
 def _with_zip64(values: tuple[int, int, int], extra: bytes) -> tuple[int, int, int]:
-    """CRC, packed size and size of a local header, with the sizes of the zip64 field where the header has none."""
+    """CRC, packed size and size of a local header; sizes that it lacks are taken from the zip64 field."""
     crc, packed, size = values
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<HH", extra)

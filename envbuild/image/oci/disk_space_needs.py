@@ -1,4 +1,4 @@
-"""How much disk space the image of a lock needs: in envbuild's cache, and where the engine keeps its images."""
+"""Estimates the disk space that the image of a lock needs: in envbuild's cache, and where the engine keeps images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COPIES = 2  # the engine keeps an archive that it loads until its layers are un
 
 
 def needed_bytes(lock: Lock, compiling: bool = False) -> int:
-    """Return the bytes that an image takes on the engine's disk while it is loaded or built, estimated.
+    """Estimate the bytes that an image takes on the engine's disk while it is loaded or built.
 
     `compiling`: include the tools that compile extensions.
     """
@@ -51,8 +51,8 @@ def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequenc
 
 
 def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
-    """Return the bytes that our own caches still need: missing wheels and archives, the base if it is not made yet, and
-    the missing layers of a base image, unless its manifest is missing, too.
+    """Estimate the bytes that envbuild's caches still need: missing wheels and archives, the base if it is not made
+    yet, and the missing layers of a base image, if its manifest is in the cache.
 
     `compiling`: include the tools that compile extensions.
     """

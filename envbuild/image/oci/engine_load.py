@@ -18,8 +18,9 @@ _CONTAINERD_NAME = "io.containerd.image.name"
 def load_image(engine: Engine, image: OciImage, repository: str, tag: str, on_line: Callable[[str], None]) -> Image:
     """Load an image under a tag, and return it. If the engine refuses the layers that it lacks, all are sent.
 
-    The image is loaded under a temporary tag first: what a refused load leaves has only this tag. Raises EngineError,
-    also if the engine has another image afterwards, DiskError, and what the layers' recipes raise.
+    The image is loaded under a temporary tag first, so that an incomplete image of a failed load has only this tag.
+    Raises EngineError, also if the engine has a different image afterwards, DiskError, and what the layers' recipes
+    raise.
     """
     incoming = f"{repository}:loading-{image.id.removeprefix('sha256:')[:12]}"
     try:
@@ -49,9 +50,9 @@ def _send_missing(engine: Engine, image: OciImage, name: str, on_line: Callable[
 
 
 def known_layers(engine: Engine, image: OciImage) -> set[str]:
-    """Return the diff ids of those layers that the engine probably has, by the images of envbuild in it. Graph drivers
-    know a layer by all layers below it, the containerd store by its blob alone, which is the same for the same tar only
-    if both are compressed as envbuild writes them."""
+    """Return the diff ids of those layers that the engine probably has, because an image of envbuild in it has them.
+    Graph drivers identify a layer by itself and all layers below it. The containerd store identifies a layer by its
+    blob, so only layers count there that are compressed as envbuild writes them."""
     wanted = [layer.diff_id for layer in image.layers]
     as_written = {
         one.diff_id for one, layer in zip(image.layers, image.described, strict=True) if layer.media_type == LAYER

@@ -48,9 +48,9 @@ _FROM_BASE = ("ExposedPorts", "Healthcheck", "Shell", "StopSignal", "Volumes", "
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The files that an image is made from; none is read here. `base`, `apt_base`: the tars of the base without and
-    with the packages of `apt:`; `compiled`: the wheels of the extensions by name; `on_image`: the base image and its
-    contents, if the lock names one."""
+    """The files that an image is made from; this module does not read them. `base`, `apt_base`: the tars of the base
+    without and with the packages of `apt:`; `compiled`: the wheels of the extensions by name; `on_image`: the base
+    image that the lock names, and its contents."""
 
     base: Path
     apt_base: Path
@@ -62,7 +62,7 @@ class ImageInputs:
 
 @dataclass(frozen=True)
 class DescribedLayer:
-    """A layer: its recipe, a short title, what the image's history says about it, and its type in a manifest."""
+    """A layer: a short title, its entry in the image's history, its recipe, and its type in a manifest."""
 
     title: str
     history: str
@@ -72,8 +72,8 @@ class DescribedLayer:
 
 @dataclass(frozen=True)
 class ImageDescription:
-    """An image whose layers need not be written. `settings`: the part `config` of its configuration; `base_history`:
-    of its base image, for the first layers."""
+    """An image whose layers may not be written yet. `settings`: the part `config` of its configuration;
+    `base_history`: the entries of the base image's history, which describe the first layers."""
 
     platform: str
     layers: tuple[DescribedLayer, ...]
@@ -87,7 +87,7 @@ class ImageDescription:
         return strict_and_canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
 
     def with_layers(self, layers: Sequence[WrittenLayer]) -> OciImage:
-        """Return the image, when its layers are known."""
+        """Return the image with the digests and sizes of its layers."""
         system, _, architecture = self.platform.partition("/")
         own = self.layers[sum(not entry.get("empty_layer") for entry in self.base_history) :]
         history = [*self.base_history, *({"created": _CREATED, "created_by": layer.history} for layer in own)]
@@ -122,7 +122,7 @@ class OciImage:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest with the layers as their recipes write them."""
+        """The manifest with the blobs of the layers, as their recipes write them."""
         types = [described.media_type for described in self.described]
         return self._manifest(types, [(layer.digest, layer.size) for layer in self.layers])
 
@@ -214,8 +214,8 @@ def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
-    """The version of Python is that of the base image; on Debian, the release in that of its package:
-    3.11.2-6+deb12u9 is 3.11.2."""
+    """The layer of the virtual environment. A base image's Python states its version. On Debian, the version of the
+    package gives it: for 3.11.2-6+deb12u9, this is 3.11.2."""
     if inputs.on_image:
         _, held = inputs.on_image
         recipe = BaseImageVenvLayer(held.interpreter, held.executable, held.version, held.templates)
@@ -259,7 +259,7 @@ def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> Descr
 
 
 def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The metadata of all wheels that require another version of an overridden library."""
+    """The layer with the changed metadata of all wheels that require a different version of an overridden library."""
     if not lock.overrides:
         return []
     pins = tuple(sorted((override.name, override.version) for override in lock.overrides))
@@ -268,7 +268,8 @@ def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The links for an nvcc of wheels or of the base image; an archive's are in its own layer."""
+    """The layer with the links for an nvcc from wheels or from the base image. For an nvcc from an archive, the
+    archive's layer has them."""
     if lock.nvcc is None:
         return []
     if not lock.nvcc.home.startswith(f"{VENV}/"):

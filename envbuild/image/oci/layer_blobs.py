@@ -1,4 +1,4 @@
-"""The layers of a described image: their descriptors, and their bytes, which are produced when they are read."""
+"""Finds the digests of a described image's layers, and produces the bytes of each layer while they are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envbuild.util.errors import BuildError
 
 _AT_ONCE = 4  # layers
 _BLOCK = 1 << 20
-_WAITING = 16  # blocks between the writer and the reader of a layer
+_WAITING = 16  # the most blocks that wait between the writer and the reader of a layer
 
 
 class _Abandoned(Exception):
@@ -25,14 +25,14 @@ class _Abandoned(Exception):
 
 
 def write_layers_again(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
-    """Like `learn_layers`, but writes each layer, though it may be known. Raises BuildError if one differs from the
-    known one, and what the recipes raise."""
+    """Like `learn_layers`, but write each layer, even if it is cached. Raises BuildError if a layer differs from the
+    cached one, and what the recipes raise."""
     return _each_layer(description, layer_cache.write_again, on_layer)
 
 
 def learn_layers(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
-    """Learn digest and size of each layer, several at once; those that were written before are remembered. `on_layer`
-    gets a line for each layer. Raises what the recipes raise."""
+    """Find the digest and size of each layer, several layers at once. Only layers that are not cached are written.
+    `on_layer` gets a line for each layer. Raises what the recipes raise."""
 
     def learn(recipe: LayerRecipe, watch: Callable[[bytes], None]) -> WrittenLayer:
         return layer_cache.known_layer(recipe) or layer_cache.stream_layer(recipe, watch)
@@ -41,8 +41,8 @@ def learn_layers(description: ImageDescription, on_layer: Callable[[str], None])
 
 
 def write_blobs(description: ImageDescription, folder: Path, on_layer: Callable[[str], None]) -> OciImage:
-    """Write the blob of each layer into `folder`, several at once; those that are there undamaged stay. Reads each
-    wheel once, whether its layer was known before or not. Raises what the recipes raise."""
+    """Write the blob of each layer into `folder`, several at once. Undamaged blobs in the folder stay. Each wheel is
+    read at most once. Raises what the recipes raise."""
 
     def write(recipe: LayerRecipe, watch: Callable[[bytes], None]) -> WrittenLayer:
         return layer_cache.write_blob(recipe, folder, watch)
@@ -80,8 +80,8 @@ def _each_layer(
 
 
 def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Generator[bytes, None, None]:
-    """Yield the blob of a layer while it is written, in blocks of about 1 MiB. `plain`: the uncompressed tar. Raises
-    what the recipe's `write` raises; BuildError after the last block if it is not the blob or tar of this digest."""
+    """Yield the blob of a layer while it is written, in blocks of about 1 MiB. `plain`: yield the uncompressed tar
+    instead. Raises what the recipe's `write` raises; BuildError after the last block if the digest is not `digest`."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING)
     abandoned = threading.Event()
     block = bytearray()

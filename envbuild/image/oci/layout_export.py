@@ -78,9 +78,9 @@ def archive(
     plain: bool = False,
     left_out: Collection[str] = (),
 ) -> Generator[bytes, None, None]:
-    """Yield the blocks of a layout as a tar. `annotations`: of the image in the index; `docker_tag`: add the file
+    """Yield the blocks of a layout as a tar. `annotations`: those of the image in the index; `docker_tag`: add the file
     manifest.json of `docker save` with this tag; `plain`: with uncompressed layers; `left_out`: diff ids of layers that
-    are not in it."""
+    the tar does not include."""
     manifest = image.plain_manifest if plain else image.manifest
     names = [layer.diff_id if plain else layer.digest for layer in image.layers]
     entry = {**manifest.descriptor, "annotations": annotations}

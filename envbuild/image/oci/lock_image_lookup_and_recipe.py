@@ -1,4 +1,4 @@
-"""The image that a lock gives, by the build records, and whether the engine has it."""
+"""Finds the image that was built from a lock, by the build records, and whether the engine has it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from envbuild.util.untrusted_input_errors import Refusal
 
 
 def describe_lock(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> ImageDescription:
-    """Describe the image of a lock from the files in the caches, of which none is made here, and only those of a base
-    image are read. `compiled`: the wheels of its extensions by name.
+    """Describe the image of a lock by the paths of its files in the caches. Creates no file, and reads only those of a
+    base image. `compiled`: the wheels of its extensions by name.
 
     Raises what `image_of_lock` and `base_contents` raise, HashMismatch if a layer of the base image was damaged on this
     disk, and BuildError if the base image is not in the cache.
@@ -112,7 +112,7 @@ def existing_image(engine: Engine, lock: Lock) -> Image | None:
 
 
 def older_image(engine: Engine, lock: Lock) -> Image | None:
-    """Return an image of this lock in the engine that an older envbuild built, in another way."""
+    """Return an image of this lock in the engine that an older envbuild built, from a different recipe."""
     records = (record for record in build_records.all_records() if record.lock == lock.id)
     return next(_images(engine, (record for record in records if not matches(record, lock))), None)
 
@@ -138,5 +138,5 @@ def written_record(lock: Lock, image: OciImage, handle: str, compiled: Sequence[
 
 
 def builder() -> str:
-    """What a record names as the builder of an image that envbuild wrote."""
+    """The name of the builder in the record of an image that envbuild wrote."""
     return f"envbuild {importlib.metadata.version('envbuild')}"

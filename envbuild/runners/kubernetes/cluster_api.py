@@ -1,4 +1,4 @@
-"""Calls the cluster's API through the official client, and returns objects as unchanged JSON. It makes no decisions."""
+"""Calls the cluster's API through the official client, and returns its objects as unchanged JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from envbuild.util.host_processes import ProcessMissing
 
 _SECONDS = (5.0, 30.0)  # to connect, and to receive a response
 _MAX = 16 << 20  # bytes of a response other than a log
-_PAGE = 200  # nodes; one has tens of kB
+_PAGE = 200  # nodes in one response; a node's document has tens of kB
 
 
 class Silent(Exception):
-    """The API server does not answer now."""
+    """The API server does not answer, or answers with a temporary error."""
 
 
 class Unreached(Silent):
-    """There was no connection, so the server cannot have done what was requested."""
+    """There was no connection, so the server cannot have received the request."""
 
 
 class ApiRefused(Exception):
@@ -34,19 +34,20 @@ class ApiRefused(Exception):
 
 
 class Cluster:
-    """A connection to the cluster, configured as kubectl's: ~/.kube/config or KUBECONFIG, else from inside a pod.
+    """A connection to the cluster, configured like kubectl: by KUBECONFIG or ~/.kube/config, or, inside a pod, by its
+    service account.
 
-    `made`: whether our Job may exist, even if its creation was not confirmed.
+    `made`: whether the Job may exist. It is also true if the server did not confirm the creation.
     """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
         """Raises ProcessMissing if the client is not installed, and the errors of kubeconfig.configure."""
         try:
-            from kubernetes import client, config  # takes half a second to import, and is an optional dependency
+            from kubernetes import client, config  # an optional dependency, and slow to import (half a second)
         except ImportError as error:
             raise ProcessMissing(
                 "--on kubernetes needs Kubernetes' Python client",
-                hint="install envbuild with its extra `kubernetes`, from where you installed envbuild; in a checkout: "
+                hint="install envbuild again from the same source, with its extra `kubernetes`; in a checkout: "
                 "pip install '.[kubernetes]'",
             ) from error
         known = client.Configuration()
@@ -58,10 +59,10 @@ class Cluster:
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
 
     def create(self, config: Object, work: Object) -> str:
-        """Creates the Job, and the ConfigMap that it owns, and returns the Job's uid.
+        """Creates the Job and a ConfigMap that the Job owns. Returns the Job's uid.
 
-        The ConfigMap is deleted with the Job, even if this process is lost between the two calls. The pod waits until
-        the ConfigMap exists.
+        The cluster deletes the ConfigMap with the Job. The Job is created first, so that no ConfigMap is left behind if
+        this process ends between the two calls. The pod waits until the ConfigMap exists.
         """
         self.made = True
         try:
@@ -90,7 +91,8 @@ class Cluster:
         )
 
     def nodes(self) -> list[Object]:
-        """All nodes, read in pages: a node lists its images, so thousands of nodes exceed the size of one response."""
+        """All nodes, read in pages: each node's document lists its images, so thousands of nodes would exceed the size
+        limit of a response."""
         found: list[Object] = []
         more: dict[str, Any] = {}
         while True:
@@ -103,8 +105,8 @@ class Cluster:
 
     @contextlib.contextmanager
     def log(self, pod: str, seconds: float, *, follow: bool) -> Iterator[Iterator[bytes]]:
-        """The blocks of a pod's log from its beginning. Raises Silent after `seconds` without one, also in the middle
-        of the log."""
+        """The blocks of a pod's log from its beginning. Raises Silent if no block arrives for `seconds`, also in the
+        middle of the log."""
         with _asking():
             response: Any = self._core.read_namespaced_pod_log(
                 pod, self.namespace, follow=follow, _preload_content=False, _request_timeout=(_SECONDS[0], seconds)
@@ -115,7 +117,7 @@ class Cluster:
             response.close()
 
     def remove(self, name: str) -> None:
-        """Removes the Job with its pod, and the ConfigMap. Objects that are already gone are not an error."""
+        """Removes the Job, its pod and the ConfigMap. It is not an error if an object no longer exists."""
         now = {"propagation_policy": "Background", "grace_period_seconds": 0}
         for call, options in (
             (self._batch.delete_namespaced_job, now),
@@ -151,7 +153,8 @@ class Cluster:
 
 
 def _blocks(response: Any) -> Iterator[bytes]:
-    """Reads the response apart from its consumer, so that the consumer's errors do not count as the API server's."""
+    """Reads the blocks of a response. Errors of the caller that consumes them are raised outside of _asking, so they do
+    not count as the API server's errors."""
     with _asking():
         yield from response.stream(1 << 16)
 
@@ -173,7 +176,7 @@ def _objects(page: Object) -> list[Object]:
 
 @contextlib.contextmanager
 def _asking() -> Iterator[None]:
-    """Translates the client's exceptions into ours, which separate errors to retry from refusals."""
+    """Translates the client's exceptions into Silent and Unreached, which may be retried, and ApiRefused."""
     import urllib3
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import ConnectTimeoutError, ProxyError  # the former also covers a refused connection

@@ -1,5 +1,5 @@
-"""Renders the objects of a job: a ConfigMap with the self-test, and the Job. Pure: the same job, site and name give the
-same objects."""
+"""Renders the Kubernetes objects of a job: a ConfigMap with the self-test, and the Job. Pure: the same job, site and
+name give the same objects."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"  # a label that NVIDIA's GPU feature discovery gives nodes
 LABEL = "app.kubernetes.io/managed-by"
-_STDERR = "/dev/termination-log"  # the pod's status has the end of this file; the pod's log has only stdout
-_MAX_STDERR = 4096  # bytes of it that a kubelet reads
-_DISK = 256 << 20  # bytes of a node's disk: for the log only, everything else is in memory
-LATE = 124  # exit code if the self-test exceeded its time, as of timeout(1)
-_FETCHING = 900  # seconds to fetch the image, added to the self-test's own time
-QUEUE = 24 * 60  # minutes
-_KEPT = 3600  # seconds until the cluster removes a finished Job that we did not remove
+_STDERR = "/dev/termination-log"  # for stderr: the pod's status contains the end of this file
+_MAX_STDERR = 4096  # bytes of this file that a kubelet reads
+_DISK = 256 << 20  # bytes of a node's disk, for the pod's log; all other files are in memory
+LATE = 124  # exit code if the self-test exceeded its time limit, as for timeout(1)
+_FETCHING = 900  # seconds to fetch the image, added to the self-test's time limit
+QUEUE = 24 * 60  # minutes to wait for a node, if the setting `queue` is missing
+_KEPT = 3600  # seconds until the cluster removes a finished Job that envbuild did not remove
 _MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap can contain
-_NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name has 6 more and must fit into a label of 63
-# With shareProcessNamespace the pause container is PID 1, and not the self-test: PID 1 survives its own SIGFPE.
-# The pod's deadline includes fetching the image, so this wrapper measures the self-test's time. It also bounds stderr,
-# which goes to a file on the node's disk without any other limit.
+# A pod's name is 6 characters longer than the Job's, and must fit into a label of at most 63.
+_NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")
+# shareProcessNamespace makes the pause container PID 1. The self-test must not be PID 1, which would survive its own
+# SIGFPE. The pod's deadline includes the time to fetch the image, so this wrapper enforces the self-test's own time
+# limit. It also limits the size of stderr, which goes to a file on the node's disk without any other limit.
 _AROUND = """import os, subprocess, sys, threading
 log = os.open({stderr!r}, os.O_WRONLY)
 child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
@@ -54,14 +55,14 @@ code = child.wait()
 reader.join(5)
 os._exit({late} if late.is_set() else code if code >= 0 else 128 - code)
 """
-# Differences from the local runner's container, for the evidence.
+# Restrictions of the local runner's container that a pod lacks; the evidence lists them.
 UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
               "processes are bounded by the node alone")  # fmt: skip
 
 
 def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Object, Object]:
-    """(ConfigMap, Job), both with the name `name`. Raises UsageError for GPUs of several models, for an image that is
-    not pinned by digest, and for a self-test that is too large for a ConfigMap."""
+    """Return the ConfigMap and the Job, both with the name `name`. Raises UsageError if the job needs GPUs of several
+    models, if the image is not pinned by digest, or if the self-test is too large for a ConfigMap."""
     require_digest(image)
     if not _NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r}")
@@ -69,9 +70,8 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
         raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap can hold",
                          hint="shorten the profile's own script")  # fmt: skip
     meta = {"name": name, "labels": {LABEL: "envbuild"}}
-    metadata: Object = {
-        "labels": {**site.labels, LABEL: "envbuild"}
-    }  # for the cluster's queues, quotas and service meshes
+    # The site's labels are for the cluster's queues, quotas and service meshes.
+    metadata: Object = {"labels": {**site.labels, LABEL: "envbuild"}}
     if site.annotations:
         metadata["annotations"] = dict(site.annotations)
     config = {
@@ -152,13 +152,13 @@ def _pod(job: Job, site: KubernetesSite, name: str, image: str, seconds: int) ->
 
 
 def wrapper_command(seconds: float, stderr: str = _STDERR) -> str:
-    """A program that runs its arguments for at most `seconds`, and writes the end of their stderr to the file
-    `stderr`."""
+    """The text of a Python program that runs the command in its arguments for at most `seconds`, and writes the end of
+    the command's stderr to the file `stderr`."""
     return _AROUND.format(stderr=stderr, most=_MAX_STDERR, seconds=seconds, late=LATE)
 
 
 def _resources(job: Job, site: KubernetesSite) -> Object:
-    """Requests and limits. A request that is not set equals the limit."""
+    """The requests and limits of the container. If a request is not set, Kubernetes uses the limit."""
     gpus = {GPU: str(job.count)} if job.gpus else {}
     cpu = {"cpu": str(site.cpu)} if site.cpu else {}
     limits = {"memory": str(job.limits.memory), "ephemeral-storage": str(_DISK), **cpu, **gpus}
@@ -166,7 +166,8 @@ def _resources(job: Job, site: KubernetesSite) -> Object:
 
 
 def _placed(job: Job, site: KubernetesSite) -> Object:
-    """Selects the nodes: one product label becomes a nodeSelector, several become an affinity."""
+    """The fields of a pod that select its nodes. One accepted product label becomes a nodeSelector, several become an
+    affinity."""
     selector = dict(site.nodes)
     found: Object = {"tolerations": tolerations(job, site)}
     names = product_labels(job, site)
@@ -180,10 +181,10 @@ def _placed(job: Job, site: KubernetesSite) -> Object:
 
 
 def product_labels(job: Job, site: KubernetesSite) -> tuple[str, ...]:
-    """The values of the product label that the job accepts; empty: any node.
+    """The values of the label nvidia.com/gpu.product that the job accepts; empty if any node is accepted.
 
-    GPU feature discovery joins the words of a GPU's name with "-", and leaves out what no label may hold, as
-    parentheses. Raises UsageError for several models.
+    GPU feature discovery joins the words of a GPU's name with "-", and leaves out characters that a label must not
+    contain, such as parentheses. Raises UsageError if the job needs GPUs of several models.
     """
     if not job.gpus:
         return ()

@@ -1,4 +1,4 @@
-"""Configures the official client from kubectl's configuration, and explains what is wrong if that fails."""
+"""Configures the official client from kubectl's configuration, and explains failures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from envbuild.util.errors import EnvbuildError, SettingsError, SystemFault, prin
 from envbuild.util.host_processes import ProcessMissing
 
 _INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_SHOWN = "kubectl config view --minify shows it; envbuild reads KUBECONFIG, or ~/.kube/config"
+_SHOWN = "kubectl config view --minify shows the configuration; envbuild reads KUBECONFIG, or ~/.kube/config"
 
 
 class _Heard(logging.Handler):
-    """Collects what the client logs to the root logger, which would be written to stderr. The client reports a failed
-    login only there, and continues without one. The handler stays installed for later messages of the client."""
+    """Collects what the client logs to the root logger, so that it is not written to stderr. The client reports a
+    failed login only in this log, and continues without a login. The handler stays installed for later messages of the
+    client."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -33,11 +34,11 @@ _HEARD = _Heard()
 
 
 def configure(config: Any, context: str | None, known: Any) -> str | None:
-    """Fills `known`, a Configuration of the client, and returns the configured namespace. `config`: the client's
-    module.
+    """Fills `known`, a Configuration of the client, and returns the configured namespace. `config`: the module
+    kubernetes.config.
 
-    Raises SettingsError if no cluster is configured or the configuration is malformed, ProcessMissing if the program
-    that logs in is missing, and SystemFault if that program fails.
+    Raises SettingsError if no cluster is configured or the configuration is invalid, ProcessMissing if the program that
+    logs in to the cluster is missing, and SystemFault if that program fails.
     """
     logging.getLogger().addHandler(_HEARD)
     _HEARD.messages.clear()
@@ -45,7 +46,8 @@ def configure(config: Any, context: str | None, known: Any) -> str | None:
         active = _load(config, context, known)
     except (config.ConfigException, OSError) as error:
         raise SettingsError(f"no cluster is configured: {error}", hint=_SHOWN) from error
-    except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # raised inside the client
+    # The client raises these errors for invalid files.
+    except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
         raise SettingsError(f"kubectl's configuration is malformed: {_line(str(error))}", hint=_SHOWN) from error
     if _HEARD.messages and not known.api_key and not known.cert_file:
         raise _refused(_line(_HEARD.messages[-1]))
@@ -59,7 +61,7 @@ def _refused(message: str) -> EnvbuildError:
             f"{missing[1]} is not installed or not on PATH: kubectl's configuration uses it to log in to the cluster",
             hint=f"install this plugin of the cluster's provider, or name another context; {_SHOWN}",
         )
-    if "NoneType" in message:  # an error of the client: in a terminal, the program writes to stderr directly
+    if "NoneType" in message:  # the client failed because, in a terminal, the program writes to stderr directly
         message = "its output is shown above"
     return SystemFault(f"the program that logs in to the cluster failed: {message}", hint=_SHOWN)
 

@@ -1,6 +1,7 @@
-"""Submits a job to Kubernetes, watches its pod, and reads its log. Its objects are removed however it ends.
+"""Submits a job to Kubernetes, watches its pod, and reads the pod's log. The job's objects are removed, however the job
+ends.
 
-If this process is lost, the job can be resumed until the cluster removes it, an hour after its end.
+If this process is lost, the job can be resumed until the cluster removes the job, an hour after its end.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import HungUp, Interrupted, NetworkError
 
 _RUNNER = "kubernetes"
-# The warning about an image that the nodes do not fetch.
+# The warning that the nodes do not fetch the image.
 ALONE = (
     "warning: no registry is set (imagePullPolicy: Never): only a node that shares this engine has the image; "
-    "kubernetes: {registry: HOST/NAME} sets a registry for the others"
+    "kubernetes: {registry: HOST/NAME} sets a registry from which other nodes fetch it"
 )
 
 
 class Kubernetes:
-    """The runner for Kubernetes. `reference`: the image in a registry, with its digest; None: the nodes have the image.
-    `resume`: the name of a job whose waiting process was lost.
+    """The runner for Kubernetes. `reference`: the image in a registry, with its digest; None: the nodes already have
+    the image. `resume`: the name of the job to resume.
 
-    Raises UsageError if that job is unknown here, and SettingsError if no cluster is configured, once more than its
-    manifests is requested.
+    Raises UsageError if the job to resume is unknown on this machine. `run` raises SettingsError if no cluster is
+    configured; `script` needs no cluster.
     """
 
     def __init__(
@@ -48,18 +49,18 @@ class Kubernetes:
         self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """The manifests for the API server, as YAML; `brief`: without the self-test, which has 200 kB in base64."""
+        """The manifests of the job, as YAML. `brief`: without the self-test, which has 200 kB in base64."""
         import yaml
 
         config, work = job_manifest.render(job, self._site, self._name, self.image)
         if brief:
             size = len(config["binaryData"]["payload"])
-            config = {**config, "binaryData": {"payload": f"<{size} characters, the self-test: --json has them>"}}
+            config = {**config, "binaryData": {"payload": f"<the self-test, {size} characters: --json shows them>"}}
         return str(yaml.safe_dump_all((config, work), sort_keys=False))
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Implements Runner.run. If the terminal is closed, the job continues, and Interrupted says how to resume
-        it."""
+        """Implements Runner.run. If the terminal is closed, the job continues, and Interrupted is raised with the
+        command that resumes it."""
         config, work = job_manifest.render(job, self._site, self._name, self.image)
         if not self._site.registry:
             watch.say(ALONE)
@@ -86,8 +87,8 @@ class Kubernetes:
         return output
 
     def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
-        """Submits the job. On failure everything is removed, because nobody could resume the job without a ticket.
-        Nothing is removed or reported if the job cannot exist."""
+        """Submits the job. On failure the job is removed, because it could not be resumed without a ticket. If the job
+        cannot exist, nothing is removed, and no failure to remove it is reported."""
         try:
             job_resume_tickets.keep(_RUNNER, self._created(cluster, job, config, work))
         except BaseException:
@@ -104,13 +105,13 @@ class Kubernetes:
             ) from silent
         except ApiRefused as refused:
             raise RunnerError(
-                f"the cluster refused the job: {refused}", ending="refused", hint="--dry-run shows it"
+                f"the cluster refused the job: {refused}", ending="refused", hint="--dry-run shows the job"
             ) from refused
         return job_resume_tickets.made(self._name, self._name, self.image, job, made)
 
     def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
-        """Raises UsageError if the job was submitted with a different input, and RunnerError if it is gone or not
-        visible."""
+        """Raises UsageError if the job was submitted with a different input, and RunnerError if the cluster no longer
+        has the job or does not show it."""
         job_resume_tickets.require_same(ticket, self.image, job)
         try:
             found = cluster.job(self._name)
@@ -123,9 +124,9 @@ class Kubernetes:
         if found is None or uid(found) != ticket.place:
             job_resume_tickets.forget_ticket(_RUNNER, self._name)
             raise RunnerError(
-                f"job {cluster.namespace}/{self._name} is lost: the cluster has neither it nor its output any more",
+                f"job {cluster.namespace}/{self._name} is lost: the cluster no longer has the job or its output",
                 ending="lost",
-                hint="a cluster forgets a job an hour after its end; run it again",
+                hint="the cluster removes a job an hour after its end; run the command again, without --resume",
             )
 
     def _remove(self, cluster: Cluster, watch: Watch) -> None:

@@ -17,11 +17,11 @@ from envbuild.util.errors import Fault, UsageError, printable, unknown
 
 @dataclass(frozen=True)
 class KubernetesSite:
-    """The settings of a Kubernetes site. `context`, `namespace`: None: kubectl's default. `queue`: minutes to wait for
-    a node; None: one day, except where no node could ever take the job. `nodes`: further node labels to require, in
-    addition to the GPU product. `products`: GPU id -> the values of its label nvidia.com/gpu.product. `tolerations`:
-    KEY[=VALUE][:EFFECT], in addition to that for nvidia.com/gpu. `labels`, `annotations`: of the Job and its pod.
-    `cpu`: the limit on processors."""
+    """The settings of a Kubernetes site. `context`, `namespace`: None means kubectl's default. `queue`: minutes to wait
+    for a node; None: one day, but the wait ends early if no node could ever take the job. `nodes`: labels that a node
+    must have in addition to the GPU product. `products`: GPU id -> the values of the label nvidia.com/gpu.product for
+    this GPU. `tolerations`: KEY[=VALUE][:EFFECT], in addition to a toleration for nvidia.com/gpu. `labels`,
+    `annotations`: set on the Job and its pod. `cpu`: the limit on processors."""
 
     context: str | None = None
     namespace: str | None = None
@@ -53,11 +53,16 @@ _TEXTS = {
     "cpu": ("[1-9][0-9]{0,3}", "a number of processors"),
 }
 _LISTS = {"pull_secrets": (_NAME, "names of Secrets"), "tolerations": (TOLERATION.pattern, "KEY[=VALUE][:EFFECT]")}
-# The patterns of keys and values. Labels by which the cluster and envbuild find a job's pod cannot be set.
+# The patterns of keys and values. _FREE excludes the labels by which the cluster and envbuild find a job's pod.
 _META = {
     "nodes": (_KEY, "a label's key", _LABEL, "a label's value"),
-    "labels": (_FREE, "a label's key that is not the cluster's", _LABEL, "a label's value"),
-    "annotations": (_FREE, "an annotation's key that is not the cluster's", "[ -~]{1,1000}", "a line of ASCII"),
+    "labels": (_FREE, "a label's key that Kubernetes and envbuild do not use", _LABEL, "a label's value"),
+    "annotations": (
+        _FREE,
+        "an annotation's key that Kubernetes and envbuild do not use",
+        "[ -~]{1,1000}",
+        "a line of ASCII",
+    ),
 }
 _MAPS = (*_META, "products")
 _NUMBERS = ("queue", "cpu")
@@ -71,10 +76,10 @@ _EXAMPLES = {
 
 
 def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> KubernetesSite:
-    """Merges the settings with those of the command line, which take precedence; there, lists are a,b and
-    products.h20=... sets one entry.
+    """Merges the settings with values from the command line, which take precedence. On the command line, lists are
+    written a,b, and products.h20=... sets one entry.
 
-    `knows`: whether a GPU id exists. Raises UsageError with every error.
+    `knows`: tests whether a GPU id exists. Raises UsageError with every error.
     """
     merged: dict[str, Any] = dict(settings)
     for key, value in given.items():

@@ -1,6 +1,6 @@
-"""Parses the state of pods, nodes and Jobs, and explains it. Pure.
+"""Parses and explains the state of pods, nodes and Jobs. Pure.
 
-No field of the cluster's objects is assumed to have its documented type.
+The cluster's objects are not trusted: any field may have a type other than the documented one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _AGAIN = "run it again"
 
 
 class Unknown(RunnerError):
-    """The job may still run: nothing of it is removed."""
+    """The state of the job is unknown. It may still run, so nothing of it is removed."""
 
     def __init__(self, message: str, name: str) -> None:
-        super().__init__(message, ending="unknown", hint=f"when it does: --resume {name}")
+        super().__init__(message, ending="unknown", hint=f"when the server answers again: --resume {name}")
 
 
-# The reason of a failed pod, or of its condition DisruptionTarget -> (our name for it, what happened, hint)
+# The reason of a failed pod, or of its condition DisruptionTarget -> (`ending` of the error, what happened, hint)
 _ENDINGS = {
     "Evicted": ("evicted", "was evicted from its node {node}", _AGAIN),
     "Preempting": ("preempted", "was preempted on its node {node}", f"{_AGAIN}, or with a priority_class"),
@@ -60,8 +60,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Pod:
-    """The state of a pod. `waiting`: why its container does not run yet: (reason, message). `unplaced`: why it has no
-    node. `queued`: seconds from its creation to its start, by the cluster's clocks."""
+    """The state of a pod. `waiting`: why its container does not run yet, as (reason, message). `unplaced`: why the pod
+    has no node. `queued`: seconds from the pod's creation to its container's start, by the cluster's clocks."""
 
     name: str
     node: str
@@ -121,7 +121,7 @@ def _between(begin: object, end: object) -> float | None:
 
 
 def pod(document: Object) -> Pod:
-    """Parses an object of kind Pod that has one container."""
+    """Parses an object of kind Pod with one container."""
     meta, status = _dict(document.get("metadata")), _dict(document.get("status"))
     container = next(iter(_list(status.get("containerStatuses"))), {})
     state = _dict(container.get("state"))
@@ -155,9 +155,9 @@ def pod(document: Object) -> Pod:
 
 
 def pod_error(seen: Pod) -> EnvbuildError | None:
-    """The error of a pod that was ended from outside, refused or not started, so that it gives no result. None
-    otherwise, also where the self-test crashed or reached its time limit, which the caller judges. A self-test that
-    ended with 0 or 5 counts, whatever happened to the pod afterwards."""
+    """The error of a pod that gives no result, because it was stopped from outside, refused, or not started. Otherwise
+    None, also if the self-test crashed or reached its time limit: the caller judges that. A self-test that ended with
+    exit code 0 or 5 gives a result, whatever happened to the pod afterwards."""
     if seen.ended and seen.ended.code in (0, 5):
         return None
     what = seen.reason if seen.reason in _ENDINGS else seen.disrupted
@@ -171,23 +171,24 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
             f"the pod was refused by its node {seen.node or '?'}", ending="refused", hint=seen.message or seen.reason
         )
     if seen.reason != DEADLINE and seen.ended and (seen.deleting or seen.ended.code == _TERMINATED):
-        hint = f"a user deleted it, or its node {seen.node} stopped it: see kubectl get events"
+        hint = f"a user deleted the pod, or its node {seen.node} stopped it: see kubectl get events"
         return RunnerError("the pod was stopped from outside", ending="cancelled", hint=hint)
     if seen.reason == DEADLINE and not seen.begun:
-        return RunnerError("the pod did not begin within its deadline", ending="time-out", hint=seen.message or _AGAIN)
+        return RunnerError("the pod did not start within its deadline", ending="time-out", hint=seen.message or _AGAIN)
     reason, message = (seen.ended.reason, seen.ended.message) if seen.ended else seen.waiting
     if reason in _START:
         return EngineError(f"{seen.node or 'the node'} does not start the image", hint=message or reason)
     if reason == "ErrImageNeverPull":
         return EngineError(
-            f"{seen.node or 'the node'} has no such image",
+            f"{seen.node or 'the node'} does not have the image",
             hint="kubernetes: {registry: HOST/NAME} sets where to fetch it",
         )
     return None
 
 
 def unpulled(seen: Pod) -> EnvbuildError | None:
-    """The error of an image that cannot be fetched now; the node tries again."""
+    """The error if the node cannot fetch the image now; None if it is not failing to. The node tries again by
+    itself."""
     reason, message = seen.waiting
     if reason not in _PULL:
         return None
@@ -199,8 +200,8 @@ def unpulled(seen: Pod) -> EnvbuildError | None:
 
 @dataclass(frozen=True)
 class Lacks:
-    """Why a node cannot run a pod: `ever` reasons are permanent, `now` reasons depend on the node's current state.
-    `ready`: the node is ready."""
+    """The reasons why a node cannot run a pod. `ever`: permanent reasons; `now`: reasons that depend on the node's
+    current state. `ready`: whether the node is ready."""
 
     ever: tuple[str, ...]
     now: tuple[str, ...]
@@ -212,8 +213,8 @@ _PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
 def node_lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lacks:
-    """Why a node cannot run a pod of this `spec`, by the node's status; `wanted`: accepted values of the product
-    label."""
+    """Return the reasons why a node cannot run a pod of this `spec`. `wanted`: the accepted values of the product
+    label; `count`: the number of GPUs."""
     meta, status = _dict(node.get("metadata")), _dict(node.get("status"))
     labels = _dict(meta.get("labels"))
     found: list[str] = []
@@ -231,7 +232,7 @@ def node_lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) ->
             found.append(f"{key} is {_text(labels.get(key), 100) or 'not set'}, not {value}")
     free = _text(_dict(status.get("allocatable")).get(GPU), 20)
     if count and (int(free) if free.isascii() and free.isdigit() else 0) < count:
-        # A node that comes back reports its state before its device plugin does.
+        # A node that becomes ready again reports its state before its device plugin reports the GPUs.
         (found if here else now).append(f"{GPU}: {free or 'none'} of {count}")
     taints = [taint for taint in _list(_dict(node.get("spec")).get("taints")) if not _tolerated(taint, spec)]
     keys = [_text(taint.get("key"), 100) for taint in taints]
@@ -251,16 +252,16 @@ def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:
 
 
 def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count: int) -> dict[str, Lacks]:
-    """Node -> why it cannot run the pod; empty where only other running pods prevent it."""
+    """For each node, the reasons why it cannot run the pod. There are none if only other running pods prevent it."""
     return {
         _text(_dict(node.get("metadata")).get("name"), 253): node_lacks(node, spec, wanted, count) for node in nodes
     }
 
 
 def node_reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
-    """One line for each node, at most `most` of them."""
+    """One line for each node, with its reasons; at most `most` lines, and then the number of further nodes."""
     reasons = {name: ", ".join([*what.now, *what.ever]) for name, what in found.items()}
-    lines = [f"{name}: {words or 'in use, or too little memory left'}" for name, words in reasons.items()]
+    lines = [f"{name}: {words or 'in use by other pods, or too little memory left'}" for name, words in reasons.items()]
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
     return "\n".join([*lines[:most], *more]) or "the cluster has no nodes"
 

@@ -1,4 +1,4 @@
-"""Watches the pod of a submitted job, reads its log, and classifies how it ended."""
+"""Watches the pod of a submitted job, reads the pod's log, and classifies how the pod ended."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from envbuild.util.errors import EnvbuildError, NotProved
 
 POLL = 1.0  # seconds between two queries
 FOLLOW = 10.0  # seconds without a line before the pod's state is read again
-PULLING = 60.0  # seconds in which a failing image pull may still succeed
-GRACE = 30.0  # seconds for the cluster's components to update each other
+PULLING = 60.0  # seconds for which failing image pulls are tolerated
+GRACE = 30.0  # seconds that a state must last, because the cluster's components learn of changes with a delay
 PATIENCE = 900.0  # seconds to wait for an API server that does not answer
 CLOCK = 2.0  # seconds; the cluster's time stamps are whole seconds
 
@@ -31,13 +31,13 @@ def _gone(hint: str) -> RunnerError:
 
 
 class Attempt:
-    """A submitted job and what is known about it."""
+    """A submitted job, and what has been observed of it so far."""
 
     def __init__(self, cluster: Cluster, site: KubernetesSite, name: str, job: Job, work: Object, watch: Watch) -> None:
         self._cluster, self._site, self._name, self._job, self._watch = cluster, site, name, job, watch
         self._spec: Object = work["spec"]["template"]["spec"]
         self._image = str(self._spec["containers"][0]["image"])
-        self._given = 0  # whole lines of the log that were forwarded
+        self._given = 0  # complete lines of the log that were forwarded
         self._pod, self._shown, self._why = "", "", ""
         self._next_look = 0.0
         self._since: dict[str, float] = {}
@@ -96,16 +96,16 @@ class Attempt:
         return None
 
     def _same(self, found: Sequence[Pod]) -> Pod:
-        """The pod that was seen first. If it is deleted, a cluster before 1.26 may start the job again in another
-        pod."""
+        """The pod that was seen first. Raises RunnerError if it no longer exists: Kubernetes before 1.26 may then start
+        the job again in a second pod."""
         self._pod = self._pod or found[-1].name
         for pod in found:
             if pod.name == self._pod:
                 return pod
-        raise _gone("another one runs in its place: run it again")
+        raise _gone("the cluster started a second pod in its place: run the command again")
 
     def _deleted(self, pod: Pod) -> EnvbuildError:
-        """The error of a pod that has been marked for deletion for long, and that its node does not end."""
+        """The error of a pod that was marked for deletion long ago, but that its node does not stop."""
         found = (self._nodes() or {}).get(pod.node)
         if found and not found.ready:
             return RunnerError(
@@ -119,7 +119,8 @@ class Attempt:
     # waiting
 
     def _lasts(self, what: str, so: bool) -> float:
-        """Seconds since the condition became true, by our own clock."""
+        """The seconds for which the condition `so`, named `what`, has been true, by this machine's clock; 0 if it is
+        false."""
         if not so:
             self._since.pop(what, None)
             return 0.0
@@ -132,7 +133,8 @@ class Attempt:
             self._watch.say(f"job {self._name}: {text}")
 
     def _without(self) -> None:
-        """Handles a job without a pod: it has none yet, or none any more. Raises RunnerError for the latter."""
+        """Handles a job without a pod. Raises RunnerError if the job was deleted or has ended, or if it gets no pod in
+        time."""
         job = self._cluster.job(self._name)
         if job is None:
             raise RunnerError("the job was deleted, and not by this command", ending="cancelled", hint="run it again")
@@ -143,15 +145,14 @@ class Attempt:
         if ended:
             raise _gone(ended[1])
         held = self._lasts("suspended", pod_job_and_node_states.suspended(job))
-        if pod_job_and_node_states.suspended(
-            job
-        ):  # for example by Kueue; the Job's own deadline does not run while it is suspended
+        # Kueue, for example, suspends Jobs. The Job's own deadline does not count this time.
+        if pod_job_and_node_states.suspended(job):
             self._lasts("no pod", False)
             self._tell("is suspended: it waits in a queue of the cluster")
             queue = job_manifest.QUEUE if self._site.queue is None else self._site.queue
             if held >= max(queue * 60, GRACE):
                 raise RunnerError(
-                    f"the job waited {queue} min, suspended, in a queue of the cluster",
+                    f"the job waited {queue} min in a queue of the cluster (it was suspended)",
                     ending="unschedulable",
                     hint="raise the limit with kubernetes: {queue: MINUTES}",
                 )
@@ -162,7 +163,8 @@ class Attempt:
                               hint="\n".join(messages) or "see kubectl describe job")  # fmt: skip
 
     def _nodes(self) -> dict[str, Lacks] | None:
-        """What each node lacks; None if this account may not list nodes, or the API server does not answer."""
+        """The reasons why each node cannot run the pod; None if this account may not list nodes, or the API server does
+        not answer."""
         try:
             nodes = self._cluster.nodes()
         except (ApiRefused, Silent):
@@ -180,8 +182,8 @@ class Attempt:
         )
 
     def _placeable(self, pod: Pod) -> None:
-        """Raises NotProved if no node could ever take the pod, and RunnerError if none did within the time set by
-        `queue`."""
+        """Raises NotProved if no node could ever run the pod, and RunnerError if the pod got no node within the time
+        set by `queue`."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + GRACE
@@ -201,7 +203,7 @@ class Attempt:
 
     # the log
     def _follow(self, pod: Pod) -> None:
-        """Forwards new lines of the log until none arrives for a while."""
+        """Forwards new lines of the log until no line arrives for FOLLOW seconds."""
         seen, rest = 0, b""
         with contextlib.suppress(Silent, ApiRefused), self._cluster.log(pod.name, FOLLOW, follow=True) as blocks:
             for block in blocks:
@@ -230,7 +232,7 @@ class Attempt:
             if self._lasts("expired", True) < GRACE:
                 return None
             raise self._late(pod)
-        had = ended.seconds + CLOCK >= self._job.limits.timeout  # it had its full time
+        had = ended.seconds + CLOCK >= self._job.limits.timeout  # whether the self-test had its full time
         if pod.reason == pod_job_and_node_states.DEADLINE and ended.code not in (0, 5) and not had:
             raise self._late(pod)
         expired = had and (
@@ -245,11 +247,11 @@ class Attempt:
             self._given += 1
             self._watch.line(line)
         if ended.code in (0, 5) and not self._whole(stdout):
-            if self._lasts("cut", True) < GRACE / 3:  # its last lines may still arrive
+            if self._lasts("cut", True) < GRACE / 3:  # the last lines of the log may still arrive
                 return None
             raise self._truncated(pod, "the end of the self-test's output is missing")
         for lack in job_manifest.UNCONFINED:
-            self._watch.say(f"not as confined as here: {lack}")
+            self._watch.say(f"less confined than a container on this machine: {lack}")
         return RawOutput(
             stdout=stdout[: MAX_STDOUT + 1],
             stderr=ended.message,
@@ -272,7 +274,7 @@ class Attempt:
         )
 
     def _whole(self, stdout: bytes) -> bool:
-        """Whether the log has the last frame of a run, and no line that was there before is missing."""
+        """Whether the log contains the last frame of the run, and all lines that were forwarded before."""
         if len(stdout) > MAX_STDOUT:
             return True
         frames = (output_judge.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
@@ -283,9 +285,9 @@ class Attempt:
         return RunnerError(
             "the pod reached its deadline before the self-test's own time limit",
             ending="time-out",
-            hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
+            hint=f"if {pod.node or 'the node'} fetches the image slowly, it may have it now: run the command again",
         )
 
     def _truncated(self, pod: Pod, why: str) -> EnvbuildError:
         return RunnerError(f"the log of pod {pod.name} is incomplete: {why}", ending="truncated",
-                           hint=f"does {pod.node or 'the node'} rotate logs soon? run it again")  # fmt: skip
+                           hint=f"does {pod.node or 'the node'} rotate logs early? run the command again")  # fmt: skip

@@ -1,7 +1,8 @@
-"""Renders the batch script of a job. Pure: the same job, site and folder give the same text.
+"""Renders the Slurm batch script of a job. Pure: the same job, site and folder give the same text.
 
-The script runs the container and writes files into its folder: `stdout` and `stderr`, and finally `outcome`, which is
-renamed into place, so an existing one is complete. A job that was stopped leaves no `outcome`.
+The script runs the container and writes its output to the files `stdout` and `stderr` in a folder of the attempt. At
+its end it writes the file `outcome`, which is renamed into place, so that it is always complete. A job that was stopped
+leaves no `outcome`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from envbuild.testrun.run_result import MAX_STDOUT
 from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import UsageError
 
-MAX_STDERR = 64 << 10  # bytes kept of the end of stderr
-_AROUND = 15  # minutes for fetching the image, added to the self-test's own time
-_CLIENT_MEMORY = 1 << 10  # MiB for the runtime's client, added to the container's memory
-# Runs before any other use of the program: if it is missing, later failures would look like failures of the image.
-THERE = """command -v "$program" >/dev/null || finish program 127 # this node has none
+MAX_STDERR = 64 << 10  # bytes of the end of stderr that are kept
+_AROUND = 15  # minutes to fetch the image, added to the self-test's time limit
+_CLIENT_MEMORY = 1 << 10  # MiB for the container runtime's client, added to the container's memory
+# Checks first that the container program exists: without this check, its absence would look like a fault of the image.
+THERE = """command -v "$program" >/dev/null || finish program 127 # not on this node
 """
-# The confinement of the local runner that each runtime lacks; it is recorded in the evidence.
+# For each container runtime, the restrictions of the local runner's container that it lacks; the evidence lists them.
 UNCONFINED = {
     "docker": (),
     "podman": (),
@@ -36,10 +37,12 @@ _JOB_NAME = re.compile(r"envbuild-[A-Za-z0-9._-]{1,100}")
 
 
 def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
-    """The script for sbatch. `folder` is shared with the node and contains `payload`; `name` is the job's name.
+    """The script for sbatch. `folder`: the folder of the job, shared with the node, which contains the file `payload`;
+    `name`: the job's name.
 
-    `names`: digests by which the node's runtime may know the image; the first that it has is used. Raises UsageError
-    for a value that a script must not contain, and for GPUs of several models.
+    `names`: image references with digest under which the node's container runtime may have the image; the script uses
+    the first that exists there. Raises UsageError for a value that a script must not contain, and if the job needs GPUs
+    of several models.
     """
     require_plain_values(folder, name, names)
     image = fetched(site, names[0]) if site.registry else image_lookup(names)
@@ -52,12 +55,13 @@ def require_plain_values(folder: PurePosixPath, name: str, names: Sequence[str])
     for one in names:
         require_digest(one)
     if not re.fullmatch(PATH, str(folder)) or not _JOB_NAME.fullmatch(name):
-        raise UsageError(f"a job cannot be named {name!r} or leave its output in {str(folder)!r}",
-                         hint="set another with slurm: {folder: ...}; only letters, digits and ._-+@=~")  # fmt: skip
+        raise UsageError(f"invalid job name {name!r} or output folder {str(folder)!r}",
+                         hint="set a folder with slurm: {folder: ...}; only letters, digits and ._-+@=~")  # fmt: skip
 
 
 def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) -> str:
-    """The #SBATCH lines. sbatch interprets double quotes in them; no value contains a double quote or a `#`."""
+    """The #SBATCH lines. Each value is in double quotes, which sbatch interprets; no value contains a double quote or a
+    `#`."""
     memory = f"{(job.limits.memory >> 20) + _CLIENT_MEMORY}M"
     options = {
         "job-name": name,
@@ -69,7 +73,7 @@ def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) 
         "cpus-per-task": site.cpus_per_task,
         "mem": site.mem or memory,
         "time": site.time or str(math.ceil(job.limits.timeout / 60) + _AROUND),
-        "export": "HOME,LOGNAME,PATH,USER",  # sends no secrets of the environment to the controller
+        "export": "HOME,LOGNAME,PATH,USER",  # not sent to the controller: other variables, which may contain secrets
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
@@ -107,7 +111,7 @@ payload={quote(str(folder / "payload"))}
 seconds=0 oom=false engine= image= parts= fabric="""
 
 
-FINISH = """mkdir "$at" || exit 1 # an attempt has one output
+FINISH = """mkdir "$at" || exit 1 # fails if this attempt has already started
 
 finish() { # STAGE EXIT
     {
@@ -121,12 +125,12 @@ finish() { # STAGE EXIT
     mv "$at/outcome.part" "$at/outcome"
     exit 0
 }"""
-FUNCTIONS = """clock() { # of the machine's running: SECONDS and date jump where a clock is set
+FUNCTIONS = """clock() { # seconds since boot: SECONDS and date jump when the clock is set
     local up
     read -r up _ </proc/uptime
     echo "${up%.*}"
 }
-guard() { # a container of an engine is not a process of this job: end it with the script and with the folder
+guard() { # Slurm does not end the engine's container, so end it when the script ends or the folder is removed
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5
@@ -180,7 +184,7 @@ run() {{
     )
 
 
-_CHECK = """[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
+_CHECK = """[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # no GPU was assigned
 """
 GPU = {
     "": "",
@@ -191,10 +195,10 @@ GPU = {
 
 
 def engine_command(job: Job, site: SlurmSite, network: str = "none") -> str:
-    """The same options as in runners/docker_runner.py, which explains them. `network`: the network, and options that it
-    needs.
+    """The commands that run the container in docker or podman, with the same options as in runners/docker_runner.py,
+    which explains them. `network`: the container's network, followed by options for it.
 
-    Before bash 4.4, an array without elements is unset under `set -u`; ${a[@]+...} then expands to nothing.
+    Before bash 4.4, `set -u` makes the use of an empty array an error; ${a[@]+...} avoids this.
     """
     limits, kind = job.limits, site.container
     program, entry, command = quote(site.program or kind), quote(job.argv[0]), " ".join(map(quote, job.argv[1:]))
@@ -217,7 +221,7 @@ run() {{
 
 
 def image_lookup(names: Sequence[str]) -> str:
-    """Looks the image up in the node's engine; used without a registry."""
+    """Commands that look the image up in the node's engine. They are used if no registry is set."""
     return f"""for one in {" ".join(map(quote, names))}; do
     "$program" image inspect "$one" >/dev/null 2>>"$at/stderr" && image=$one && break
 done
@@ -240,7 +244,7 @@ def fetched(site: SlurmSite, name: str) -> str:
 
 
 TAIL = f"""
-set -m # a process group of its own: it outlives the script
+set -m # a process group of its own, so that the guard outlives the script
 guard &
 guard=$!
 disown

@@ -1,4 +1,4 @@
-"""Reads and removes the files in the folder that a job shares with us."""
+"""Reads and removes the files in the folder that a job shares with the machine that waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envbuild.runners.slurm.outcome_file_and_start_failures import JobOutcome
 from envbuild.testrun.run_result import MAX_STDOUT
 from envbuild.util.errors import printable
 
-_OUTCOME = 32 << 10  # bytes: 64 nodes have names of 16 kB at most
+_OUTCOME = 32 << 10  # bytes; the names of 64 nodes need at most 16 kB
 
 
 def remove_job_folder(folder: Path) -> None:
@@ -22,7 +22,7 @@ def remove_job_folder(folder: Path) -> None:
 
 
 class FileTail:
-    """Forwards whole lines of a file that another machine writes."""
+    """Forwards the complete lines of a job's stdout, a file that another machine writes."""
 
     def __init__(self, on_line: Callable[[bytes], None]) -> None:
         self._on_line = on_line
@@ -45,7 +45,8 @@ class FileTail:
 
 
 def latest_attempt(folder: Path) -> Path | None:
-    """The newest attempt. Output of an earlier attempt, whose node failed, does not count."""
+    """The folder of the newest attempt; None if no attempt has begun. The output of earlier attempts, for example on a
+    failed node, does not count."""
     try:
         found = [path for path in folder.iterdir() if re.fullmatch("attempt-[0-9]{1,6}", path.name)]
     except OSError:
@@ -54,7 +55,7 @@ def latest_attempt(folder: Path) -> Path | None:
 
 
 def read_outcome(attempt: Path) -> JobOutcome | None:
-    """The outcome of an attempt; None if it has not ended yet, or was stopped."""
+    """The outcome of an attempt; None if the attempt has not ended yet, was stopped, or wrote an invalid file."""
     try:
         with (attempt / "outcome").open("rb") as file:
             return outcome_file_and_start_failures.parse_outcome(file.read(_OUTCOME).decode(errors="replace"))
@@ -63,7 +64,7 @@ def read_outcome(attempt: Path) -> JobOutcome | None:
 
 
 def is_complete(attempt: Path, outcome: JobOutcome) -> bool:
-    """Whether the stdout on disk is the one that the job wrote."""
+    """Whether the file `stdout` has the size and the sha256 in the outcome."""
     digest, size = hashlib.sha256(), 0
     try:
         with (attempt / "stdout").open("rb") as file:

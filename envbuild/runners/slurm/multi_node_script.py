@@ -1,7 +1,7 @@
 """Renders the batch script of a job on several nodes. Pure.
 
-srun starts the same script on each node: first it fetches the image, then it runs the container. The container uses the
-node's network, and InfiniBand where the node has it.
+The script calls itself on each node with srun: first to fetch the image, then to run the container. The container uses
+the node's network, and InfiniBand if the node has it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ _RUNTIMES = ("docker", "podman")
 
 
 def unconfined(site: SlurmSite, fabric: Sequence[bool]) -> list[str]:
-    """The permissions that the containers had and the local runner's do not have, for the evidence."""
+    """The permissions of the containers that a local container does not have, for the evidence. `fabric`: whether each
+    node has InfiniBand."""
     lacks = [f"dist.nodes: the nodes' network, by {site.interface}"]
     return [*lacks, "dist.nodes: /dev/infiniband, and memory that it may lock"] if any(fabric) else lacks
 
 
 def network(site: SlurmSite) -> str:
-    """The network interface between the nodes. Raises UsageError if the container runtime cannot use it, or none is
-    set."""
+    """The network interface between the nodes. Raises UsageError if the container runtime cannot use the node's
+    network, or if no interface is set."""
     if site.container not in _RUNTIMES:
         raise UsageError(f"--nodes is not possible with {site.container}", hint=f"container: {' or '.join(_RUNTIMES)}")
     if not site.interface:
-        raise UsageError("ranks on several nodes need a network between the nodes, and none is set",
+        raise UsageError("ranks on several nodes need a network between the nodes, but no interface is set",
                          hint="--slurm interface=NAME, as in ib0; list them with: ip address")  # fmt: skip
     return site.interface
 
 
 def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
-    """Like batch_script.render, for `job.nodes` nodes. Raises UsageError also if no network is set."""
+    """Like batch_script.render, for `job.nodes` nodes. Also raises the errors of `network`."""
     batch_script.require_plain_values(folder, name, names)
     interface = network(site)
     image = batch_script.fetched(site, names[0]) if site.registry else batch_script.image_lookup(names)
@@ -61,8 +62,9 @@ def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: S
 
 _NETWORK = """host ${fabric[@]+"${fabric[@]}"} --env ENVBUILD_NODE="$SLURM_NODEID" \\
         --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface\""""
-# What srun runs on each node: `image`, then `run HOST:PORT`. The main script reads the files that it writes.
-_PART_BEGIN = """part() { # image, or run HOST:PORT
+# The part of the script that srun runs on each node, with the argument `image`, then with `run HOST:PORT`. It writes
+# files that the main part reads.
+_PART_BEGIN = """part() { # arguments: image, or run HOST:PORT
 at="$at/node-$SLURM_NODEID"
 name="$name-$SLURM_NODEID"
 meeting=${2:-}
@@ -93,7 +95,7 @@ esac
 each() {{
     srun --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --mpi=none --quiet bash FOLDER/job.sh "$@"
 }}
-node() {{ # NUMBER WHAT: a line of what is known of it
+node() {{ # NUMBER FILE: the first line of a file that node NUMBER wrote
     head -n 1 "$at/node-$1/$2" 2>/dev/null
 }}
 clean() {{ :; }}
@@ -105,7 +107,7 @@ wait $!
 nodes=
 for ((number = 0; number < count; number++)); do
     SLURMD_NODENAME=$(node "$number" node)
-    if [ -z "$SLURMD_NODENAME" ]; then # of the one that has not the image
+    if [ -z "$SLURMD_NODENAME" ]; then # this node did not get the image
         SLURMD_NODENAME=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$((number + 1))p")
         cat "$at/node-$number/stderr" >"$at/stderr" 2>/dev/null
         read -r stage code <"$at/node-$number/ended" && finish "$stage" "$code"
@@ -115,12 +117,12 @@ for ((number = 0; number < count; number++)); do
 done
 SLURMD_NODENAME=$nodes engine=$(node 0 engine) image=$(node 0 image)
 begin=$(clock)
-each run "$address:$((20000 + SLURM_JOB_ID * 160 % 12000))" & # a port for each stage, 130 at most
+each run "$address:$((20000 + SLURM_JOB_ID * 160 % 12000))" & # 160 ports for each job; at most 130 stages need one
 wait $!
 seconds=$(($(clock) - begin))
 worst=0
 for ((number = 0; number < count; number++)); do
-    read -r stage code <"$at/node-$number/ended" || exit 1 # it was lost
+    read -r stage code <"$at/node-$number/ended" || exit 1 # the node was lost
     [ "$stage" = run ] || finish "$stage" "$code"
     [ ! -e "$at/node-$number/oom" ] || oom=true
     [ "$code" -le "$worst" ] || worst=$code

@@ -1,4 +1,5 @@
-"""Parses the file `outcome` that a job's script writes at its end, and detects jobs that never started. Pure."""
+"""Parses the file `outcome` that a job's script writes at its end, and detects jobs whose self-test never started.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from envbuild.util.errors import EngineError, NetworkError, NotProved, printable
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The outcome that a script wrote at its end. `stage`: the last stage that it reached: gpu, program, image, network
-    or run. `size` and `sha256`: of its stdout. `parts`: for several nodes, each node's exit code and number of bytes of
-    stdout, which are concatenated. `fabric`: whether each node had InfiniBand devices."""
+    """The outcome that a script wrote at its end. `stage`: the last stage that the script reached: gpu, program, image,
+    network or run. `exit`: the exit code of that stage. `size` and `sha256`: of the file `stdout`. `parts`: for several
+    nodes, the exit code of each node and the size of its part of `stdout`, in bytes. `fabric`: whether each node has
+    InfiniBand devices."""
 
     stage: str
     exit: int
@@ -44,7 +46,7 @@ _SHAPE = {
 
 
 def parse_outcome(text: str) -> JobOutcome | None:
-    """Parses the file `outcome`; None if its format is invalid."""
+    """Parses the text of a file `outcome`; None if its format is invalid."""
     found = dict(line.partition("=")[::2] for line in text.splitlines())
     if set(found) != set(_SHAPE) or not all(re.fullmatch(_SHAPE[key], value) for key, value in found.items()):
         return None
@@ -65,9 +67,10 @@ def parse_outcome(text: str) -> JobOutcome | None:
     )
 
 
-_RAN = (0, 5, 124, 137)  # exit codes of a self-test that started and wrote nothing
+_RAN = (0, 5, 124, 137)  # exit codes of a self-test that started, even if it wrote nothing
 _NO_CARD = ("nvidia", "device driver", "cdi device")
-_NOT_FETCHED = "pyxis: failed to import docker image"  # pyxis fetches the image at start; this is its message
+# pyxis fetches the image when the container starts, and prints this message on failure.
+_NOT_FETCHED = "pyxis: failed to import docker image"
 
 
 def location(outcome: JobOutcome, site: SlurmSite, job: Job) -> RunLocation:
@@ -90,16 +93,16 @@ def location(outcome: JobOutcome, site: SlurmSite, job: Job) -> RunLocation:
 
 
 def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str) -> None:
-    """Raises an error if the self-test never started, which says nothing about the image. `words`: the end of its
-    stderr."""
+    """Raises an error if the self-test never started, because such a job says nothing about the image. `words`: the end
+    of the job's stderr."""
     node, stderr = outcome.node or "the node", printable(words.strip()[-600:])
     if outcome.stage == "gpu" and outcome.gpus:
         raise NotProved(
-            f"Slurm handed out {outcome.gpus} on {node}, which is not a whole GPU",
+            f"Slurm assigned {outcome.gpus} on {node}, which is not a whole GPU",
             hint="slurm: {gres: {MODEL: NAME}} sets the name of a whole GPU",
         )
     if outcome.stage == "gpu":
-        raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
+        raise NotProved(f"Slurm assigned no GPU on {node}", hint="is File= set for it in gres.conf?")
     if outcome.stage == "network":
         raise RunnerError(
             f"{node} has no IPv4 address on {site.interface}",
@@ -110,17 +113,17 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
         program = site.program or site.container
         raise EngineError(
             f"{node} has no program {program}",
-            hint="slurm: {program: PATH} sets its path on the nodes, {container: NAME} another program",
+            hint="slurm: {program: PATH} sets its path on the nodes; {container: NAME} selects a different program",
         )
     fetches = outcome.stage == "image" or (outcome.size == 0 and _NOT_FETCHED in words)
     if fetches and site.registry:
-        raise NetworkError(f"{node} cannot fetch {image}", hint=f"{stderr}\nis the registry reachable from there?")
+        raise NetworkError(f"{node} cannot fetch {image}", hint=f"{stderr}\nis the registry reachable from the node?")
     if fetches:
-        hint = "slurm: {registry: HOST/NAME} sets where to fetch it"
+        hint = "slurm: {registry: HOST/NAME} sets where to fetch the image"
         raise EngineError(f"{node} has no image {image}", hint=f"{hint}\n{stderr}" if stderr else hint)
     for code, size in outcome.parts or ((outcome.exit, outcome.size),):
         if code != 125 and (size or code in _RAN):
             continue
         if any(sign in stderr.lower() for sign in _NO_CARD):
-            raise NotProved(f"{node} gives containers no GPU", hint=stderr)
+            raise NotProved(f"containers on {node} have no GPU", hint=stderr)
         raise EngineError(f"{outcome.engine or site.container} on {node} does not start the image", hint=stderr)

@@ -1,4 +1,4 @@
-"""Reads a job's state from Slurm's output: its state, how it ended, and whether it can ever start. Pure."""
+"""Parses Slurm's output about a job: its state, how it ended, and whether it can ever start. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from envbuild.runners.runner_interface import RunnerError
 from envbuild.util.errors import EnvbuildError, NotProved, printable
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-# Slurm's final state -> (our name for it, what happened, what to do)
-_AGAIN = "run it again"
+# Slurm's final state -> (`ending` of the error, what happened, what to do)
+_AGAIN = "run the command again"
 _ENDINGS = {
-    "CANCELLED": ("cancelled", "was cancelled, and not by this command", "who did: sacct -j {id}; then run it again"),
+    "CANCELLED": ("cancelled", "was cancelled, and not by this command", f"sacct -j {{id}} shows who; then {_AGAIN}"),
     "TIMEOUT": ("time-out", "was ended at its time limit", "raise the limit: --slurm time=MINUTES"),
     "DEADLINE": ("time-out", "was ended at its deadline", _AGAIN),
     "NODE_FAIL": ("node-failure", "ended because its node {node} failed", f"{_AGAIN}; scontrol show node {{node}}"),
@@ -22,8 +22,8 @@ _ENDINGS = {
     "OUT_OF_MEMORY": ("memory", "used more memory than Slurm allows", "raise selftest.memory_gb in the profile"),
     "REVOKED": ("cancelled", "was revoked: another cluster of the federation ran it", _AGAIN),
 }  # fmt: skip
-# Slurm's manual: there are few base states, but flags hide them, and new flags are added. If an unknown flag hides the
-# end of a job, Slurm soon forgets the job, which ends the waiting.
+# A job has one of a few base states, but Slurm may show a flag instead, and new versions add flags. If an unknown flag
+# hides the end of a job, Slurm soon forgets the job, which also ends the wait.
 _OVER = {*_ENDINGS, "COMPLETED", "FAILED"}
 LOST = "lost"
 
@@ -58,7 +58,7 @@ def _ordinal(number: int) -> str:
 
 
 def seen(text: str) -> Seen | None:
-    """Parses the output of `scontrol --oneliner show job ID`; None if it is not such a line."""
+    """Parses the output of `scontrol --oneliner show job ID`; None if it does not contain a job's state."""
     found = {}
     for key in ("JobState", "Reason", "NodeList", "Restarts", "SubmitTime", "StartTime"):
         match = re.search(rf"(?:^|\s){key}=(\S*)", text)
@@ -82,14 +82,14 @@ def _time(text: str) -> datetime.datetime | None:
 
 
 def ending(job: str, last: Seen | None, log: str) -> RunnerError:
-    """The error of a job that ended without an outcome. `last` None: Slurm no longer knows the job. `log`: the
-    end of its Slurm log."""
+    """The error of a job that ended without an outcome. `last`: the job's final state; None if Slurm no longer knows
+    the job. `log`: the end of the job's Slurm log."""
     details = f"\n{log.strip()}" if log.strip() else ""
     if last is None:
         return RunnerError(
             f"job {job} is lost: Slurm no longer knows it, and it left no output",
             ending=LOST,
-            hint=f"it is unknown how it ended; run it again{details}",
+            hint=f"it is unknown how the job ended; run the command again{details}",
         )
     if last.state in _ENDINGS:
         word, what, hint = _ENDINGS[last.state]
@@ -98,36 +98,40 @@ def ending(job: str, last: Seen | None, log: str) -> RunnerError:
     return RunnerError(
         f"job {job} ended ({last.state}, {last.reason}) and left no output",
         ending="no-output",
-        hint=f"is the folder shared with {last.node or 'the nodes'}? set another: slurm: {{folder: ...}}{details}",
+        hint=f"is the job's folder shared with {last.node or 'the nodes'}? set it with slurm: {{folder: ...}}{details}",
     )
 
 
-GRACE = 30.0  # seconds that a reason must last, because Slurm reconsiders jobs repeatedly
+GRACE = 30.0  # seconds that a reason must last, because Slurm repeatedly reconsiders waiting jobs
 _PENDING = WAITING - {"CONFIGURING"}  # CONFIGURING: nodes are assigned and are booting
-# Job reason codes of Slurm's manual that do not change when other jobs end -> meaning. Left out: jobs that a person
-# holds and can release (JobHeldUser, JobHeldAdmin), and limits on running jobs (GrpCpuRunMinutes), which free up.
-# Limits on past use are included, because they do not free up soon.
+# Slurm's reason codes for which waiting does not help -> meaning. Not included: holds that a person can release
+# (JobHeldUser, JobHeldAdmin), and limits on running jobs (GrpCpuRunMinutes), which other jobs free when they end.
+# Limits on past use are included, because they are not free again soon.
 _NEVER = (
     ("PartitionTimeLimit", "its partition does not allow its time limit: --slurm time=MINUTES, or another partition"),
     ("PartitionNodeLimit", "its partition does not allow so many nodes, or its nodes are down"),
     ("PartitionConfig", "its partition does not accept such jobs: choose a different partition or account"),
     ("BadConstraints", "no node has the requested constraint, gres, cpus_per_task and mem"),
-    ("AccountNotAllowed|InvalidAccount", "its account may not run it there: --slurm account=NAME, partition=NAME"),
-    ("InvalidQOS|QOSNotAllowed", "its QOS may not run it there: --slurm qos=NAME, partition=NAME"),
+    (
+        "AccountNotAllowed|InvalidAccount",
+        "its account is invalid or not allowed in this partition: --slurm account=NAME, partition=NAME",
+    ),
+    ("InvalidQOS|QOSNotAllowed", "its QOS is invalid or not allowed here: --slurm qos=NAME, partition=NAME"),
     (
         r"(Assoc|QOS)Max\w*Per(Job|Node)\w*|MaxMemPerLimit",
         "it requests more than its account or QOS allows for one job",
     ),
     (r"QOSMin\w+", "it requests less than its QOS requires"),
     (r"(Assoc|QOS)Grp(?!\w*Run)\w*(Minutes|Wall)\w*", "its account or QOS has used up its limit"),
-    ("Reservation(Deleted|Invalid)", "its reservation is gone: --slurm reservation=NAME"),
+    ("Reservation(Deleted|Invalid)", "its reservation no longer exists: --slurm reservation=NAME"),
     ("DeadLine", "its deadline is over"),
-    (r"JobHoldMaxRequeue|\w+_requeued_held", "it could not be started, and is held: see the node's logs"),
+    (r"JobHoldMaxRequeue|\w+_requeued_held", "Slurm holds it after failed starts: see the node's logs"),
 )
 
 
 class Queue:
-    """The waiting time of a job. `minutes`: the longest wait; None: unlimited, except for jobs that can never start."""
+    """Limits the time for which a job waits in the queue. `minutes`: the longest wait; None: unlimited, except for jobs
+    that can never start."""
 
     def __init__(self, minutes: int | None) -> None:
         self._minutes = minutes
@@ -135,8 +139,8 @@ class Queue:
         self._vain: float | None = None
 
     def ends(self, job: str, seen: Seen | None, now: float) -> EnvbuildError | None:
-        """The reason to stop waiting for the job, or None. `seen` None: Slurm reports nothing about it now; `now`: in
-        seconds."""
+        """The error that ends the wait for the job, or None. `seen`: the job's state, None if Slurm reports nothing
+        about the job now; `now`: the time in seconds."""
         if seen is None:
             return None
         if seen.state not in _PENDING:
@@ -147,7 +151,7 @@ class Queue:
             if now - self._since < max(self._minutes * 60, GRACE):
                 return None
             return RunnerError(
-                f"job {job} waited {self._minutes} min in the queue ({seen.reason}), and is cancelled",
+                f"job {job} waited {self._minutes} min in the queue ({seen.reason}); it is cancelled",
                 ending="unschedulable",
                 hint="raise the limit with slurm: {queue: MINUTES}",
             )
@@ -156,12 +160,12 @@ class Queue:
         if why is None or self._vain is None or now - self._vain < GRACE:
             return None
         return NotProved(
-            f"Slurm can never start job {job} ({seen.reason}), and it is cancelled: {why}",
-            hint="slurm: {queue: MINUTES} waits in case that changes",
+            f"Slurm can never start job {job} ({seen.reason}): {why}; the job is cancelled",
+            hint="slurm: {queue: MINUTES} makes envbuild wait, in case this changes",
         )
 
 
 def endless_wait(reason: str) -> str | None:
-    """The meaning of a reason that does not go away by itself; None for any other reason."""
+    """The meaning of a reason code for which waiting does not help; None for any other reason."""
     word = reason.partition(",")[0]
     return next((why for pattern, why in _NEVER if re.fullmatch(pattern, word)), None)

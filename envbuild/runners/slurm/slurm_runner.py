@@ -1,7 +1,7 @@
 """Submits a job to Slurm and waits for its output in a shared folder.
 
-The files decide: a complete outcome counts, even if the job failed afterwards. Slurm is asked only for the job's state,
-and for the reason why it ended without an outcome.
+The files decide: a complete outcome counts, even if Slurm reports that the job failed afterwards. Slurm is queried only
+for the job's state, and for the reason if the job ended without an outcome.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from envbuild.util.errors import EnvbuildError, HungUp, Interrupted, SystemFault
 from envbuild.util.host_processes import Completed, ProcessMissing, ProcessTimeout, run
 
 POLL = 1.0  # seconds between two reads of the files
-ASK = 3.0  # seconds between two queries of the controller, which others query too
+ASK = 3.0  # seconds between two queries of the controller, which all users share
 LEAVING = 20.0  # seconds for a cancelled job to leave the queue
 PATIENCE = 900.0  # seconds to wait for a controller that does not answer
 _ANSWER = 30.0
@@ -41,10 +41,10 @@ _NAME = "slurm"
 
 
 class Slurm:
-    """The runner for Slurm. `resume`: the id of a job whose waiting process was lost.
+    """The runner for Slurm. `resume`: the id of the job to resume.
 
-    Raises UsageError if that job is unknown here, and, once it runs a job, ProcessMissing if Slurm's commands are
-    missing.
+    Raises UsageError if the job to resume is unknown on this machine. `run` raises ProcessMissing if Slurm's commands
+    are missing.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Slurm:
         origins: Mapping[str, str] | None = None,
     ) -> None:
         """`reference`: the image in a registry, with its digest; None: the nodes' engines already have the image.
-        `origins`: where the site's values are set, as in slurm_runner.requested_resources."""
+        `origins`: where each value of the site is set, as for requested_resources."""
         self._site, self._profile, self._origins = site, profile, origins or {}
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
@@ -69,7 +69,7 @@ class Slurm:
         self._last: Seen | None = None
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """The script for sbatch; it reads the self-test from a file."""
+        """The script for sbatch. It does not contain the self-test, which it reads from a file."""
         render = multi_node_script.render if job.nodes > 1 else batch_script.render
         return render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
 
@@ -81,9 +81,9 @@ class Slurm:
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Implements Runner.run. If the terminal is closed, the job continues, and Interrupted says how to resume it. A
-        job on several nodes ends instead: the results that its own would be combined with are lost with this
-        process."""
+        """Implements Runner.run. If the terminal is closed, a job on one node continues, and Interrupted is raised with
+        the command that resumes it. A job on several nodes is cancelled instead: its results would be joined with those
+        of another job, which are lost with this process."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
             if job.nodes > 1:
@@ -118,7 +118,7 @@ class Slurm:
         try:
             ticket = self._handed_over(job, text, folder)
         except BaseException as error:
-            if not isinstance(error, ProcessMissing):  # Slurm may have the job, whatever sbatch reported
+            if not isinstance(error, ProcessMissing):  # Slurm may have accepted the job, whatever sbatch reported
                 self._cancel(self._token, Watch() if isinstance(error, _NotTaken) else watch)
             _forget(self._token, folder)
             raise
@@ -130,13 +130,13 @@ class Slurm:
         try:
             done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
         except ProcessMissing as error:
-            error.hint = "run it where jobs are submitted, a login node of the cluster; or without --on slurm"
+            error.hint = "run envbuild on a login node of the cluster, or without --on slurm"
             raise
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
             refusal = f"Slurm refused the job: {_words(done)}"
             kind = _NotTaken if done.code and "timed out" not in refusal.lower() else RunnerError
-            raise kind(refusal, ending="refused", hint=f"{self._request_text(job)}\n--dry-run shows its script")
+            raise kind(refusal, ending="refused", hint=f"{self._request_text(job)}\n--dry-run shows the job's script")
         ticket = job_resume_tickets.made(found[1], self._token, self.image, job, str(folder))
         job_resume_tickets.keep(_NAME, ticket)
         return ticket
@@ -152,8 +152,8 @@ class Slurm:
     # waiting
 
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
-        """Waits for the outcome of the job's last attempt, and for all files that it lists. Raises RunnerError, and
-        NotProved if Slurm can never start the job."""
+        """Waits until the outcome of the job's last attempt and the complete stdout are on disk. Raises RunnerError if
+        the job ends without them, and NotProved if Slurm can never start the job."""
         tail, shown, last_query, over_since, silent_since = job_folder_reader.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
@@ -186,24 +186,24 @@ class Slurm:
                 raise _Unknown(
                     f"Slurm's controller no longer answers: the state of job {ticket.job} is unknown",
                     ending="unknown",
-                    hint=f"when it does: --resume {ticket.job}"
+                    hint=f"when it answers again: --resume {ticket.job}"
                     if job.nodes == 1
-                    else "the job ends, because its folder was removed: run it again",
+                    else "the job ends, because its folder was removed: run the command again",
                 )
             time.sleep(POLL)
 
     def _progress(self, known: bool, last: Seen | None) -> str:
         if not known:
             return "waiting for Slurm's controller, which does not answer"
-        return last.describe() if last else "Slurm no longer knows it; looking for its output"
+        return last.describe() if last else "Slurm no longer knows the job; looking for its output"
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
-        """The error of a job that left no valid output."""
+        """The error of a job that ended without valid output."""
         if attempt and job_folder_reader.read_outcome(attempt):
             return RunnerError(
-                f"job {ticket.job} ended, but its output on disk is cut off, or was changed",
+                f"job {ticket.job} ended, but its output on disk is truncated or was changed",
                 ending="truncated",
-                hint=f"is the disk of {attempt.parent.parent} full? run it again",
+                hint=f"is the disk of {attempt.parent.parent} full? run the command again",
             )
         seen = self._last if self._last and self._last.over else None  # Slurm forgets ended jobs after MinJobAge
         return slurm_job_states.ending(ticket.job, seen, job_folder_reader.end(Path(ticket.place) / "slurm.log"))
@@ -237,7 +237,7 @@ class Slurm:
     # cancelling
 
     def _cancel(self, name: str, watch: Watch) -> None:
-        """Cancels the job by its name, which is known before its id. Its own script removes its container."""
+        """Cancels the job by its name, which is known before its id. The job's script then removes the container."""
         try:
             done = run(["scancel", f"--name={name}"], timeout=_ANSWER)
             if done.code != 0:
@@ -254,16 +254,17 @@ class Slurm:
 
 
 class _NotTaken(RunnerError):
-    """sbatch refused the job: cancelling it then fails as expected, so that is not reported."""
+    """sbatch refused the job. Cancelling such a job fails, and this failure is not reported."""
 
 
 class _Unknown(RunnerError):
-    """The state of the job is unknown, and it may still be running. If it can be resumed (one node), its folder and
-    ticket are kept."""
+    """The state of the job is unknown, and it may still be running. The folder and the ticket of a job on one node are
+    kept, so that it can be resumed."""
 
 
 def _ask(job: str) -> tuple[bool, Seen | None]:
-    """Whether the controller answers, and the job's state; None if it no longer knows the job."""
+    """Return whether the controller answers, and the job's state, which is None if the controller no longer knows the
+    job."""
     try:
         done = run(["scontrol", "--oneliner", "show", "job", job], timeout=_ANSWER, limit=1 << 20)
     except ProcessMissing:
@@ -286,7 +287,7 @@ def _private(folder: Path) -> None:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
         raise SystemFault(
-            f"{folder} cannot be created: {error.strerror}", hint="set another with slurm: {folder: ...}"
+            f"{folder} cannot be created: {error.strerror}", hint="set a different folder with slurm: {folder: ...}"
         ) from error
 
 
@@ -298,19 +299,19 @@ _SET = ("partition", "account", "qos", "reservation", "constraint", "time", "cpu
 
 
 def requested_resources(job: Job, site: SlurmSite, profile: str, origins: Mapping[str, str]) -> str:
-    """The resources that the job requests, one per line. `origins`: a setting, or gres.MODEL -> where it is set. A
-    setting without an origin is shown without one."""
+    """The resources that the job requests, one per line. `origins`: for each setting, or gres.MODEL, where it is
+    set."""
     lines = [f"{key} {value}{_by(origins.get(key))}" for key in _SET if (value := getattr(site, key))]
     if job.gpus:
         model = job.models[0]
-        name = origins.get(f"gres.{model}", f"{model}'s id, because slurm: {{gres: ...}} sets no other")
+        name = origins.get(f"gres.{model}", f"the GPU's id, because slurm: {{gres: ...}} sets no name for {model}")
         lines.insert(
             0, f"gres {site.gres_of(model, job.count)} (the count: gpu_count of profile {profile}; the name: {name})"
         )
     if job.nodes > 1:
         lines.insert(0, f"nodes {job.nodes} (--nodes)")
     shown = "sinfo -o '%P %l %D %G %f' lists partition, time, nodes, gres, features"
-    return "\n".join(["it requested", *(f"  {line}" for line in lines), shown]) if lines else shown
+    return "\n".join(["the job requested", *(f"  {line}" for line in lines), shown]) if lines else shown
 
 
 def _by(origin: str | None) -> str:

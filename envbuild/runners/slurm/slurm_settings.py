@@ -1,6 +1,6 @@
 """The settings of a Slurm site: the `slurm:` mapping of the settings file, overridden by the command line. Pure.
 
-Each value goes into a batch script or a command line, so it may contain only the characters that it needs.
+Each value becomes part of a batch script or a command line, so only the characters that it needs are allowed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from envbuild.registry.image_reference_patterns import REGISTRY
 from envbuild.util.errors import Fault, UsageError, printable, unknown
 
 CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
-_PULLED = ("apptainer", "pyxis")  # have no image store, so they always pull
+_PULLED = ("apptainer", "pyxis")  # these have no image store, so they always pull
 
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """The settings of a Slurm site. `folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id
-    -> the site's name for the GPU.
+    """The settings of a Slurm site. `folder`: the folder for jobs, shared with the nodes; None: the user's state
+    folder. `gres`: GPU id -> the site's name for the GPU.
 
     `mem`: memory on a node; None: the limit of the self-test's container plus a margin. `program`: the path of the
-    container runtime on the nodes, where PATH does not contain it. `requeue`: after a node failure or a preemption the
-    job is queued again instead of ending. `queue`: minutes that it may wait; None: unlimited, except where Slurm
-    reports that it can never start. `grace`: seconds until files written by another machine are certainly visible here,
-    because network file systems may delay them. `interface`: the network interface between nodes, for jobs on several
-    nodes; other jobs' containers have no network.
+    container runtime on the nodes, if it is not on PATH there. `requeue`: queue the job again after a node failure or a
+    preemption. `queue`: minutes that the job may wait; None: unlimited, but the wait ends if Slurm reports that the job
+    can never start. `grace`: seconds after which files from another machine are certainly visible here; network file
+    systems may delay them. `interface`: the network interface between nodes, for jobs on several nodes; containers of
+    other jobs have no network.
     """
 
     partition: str | None = None
@@ -54,7 +54,7 @@ class SlurmSite:
 
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,99}"
-PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %, which Slurm expands in file names, and no characters special to a shell
+PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %, which Slurm expands in file names, and no shell metacharacters
 # sbatch(1): a time of zero means no time limit
 _TIME = r"(?=.*[1-9])([0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2})"
 _SHAPES = {
@@ -65,12 +65,12 @@ _SHAPES = {
     # sbatch(1): features joined by & | and brackets, counts by *
     "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=&|,*()\[\]-]{0,199}", "features, as in h20&nvlink"),
     "cpus_per_task": ("[1-9][0-9]{0,3}", "a number of processors"),
-    "mem": ("0|[1-9][0-9]{0,8}[KMGT]?", "megabytes, or a size as in 64G; 0: all memory of the node"),
+    "mem": ("0|[1-9][0-9]{0,8}[KMGT]?", "megabytes, a size such as 64G, or 0 for all memory of the node"),
     "time": (_TIME, "minutes, or [D-]HH:MM:SS, and more than 0"),
     "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
-    "program": (PATH, "an absolute path, without blanks"),
+    "program": (PATH, "an absolute path without spaces"),
     "registry": REGISTRY,
-    "folder": (PATH, "an absolute path, without blanks"),
+    "folder": (PATH, "an absolute path without spaces"),
     "interface": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", "a network interface's name, as in ib0"),
     "requeue": ("yes|no", "yes or no"),
     "queue": ("[0-9]{1,6}", "minutes"),
@@ -82,10 +82,10 @@ _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-
 
 
 def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> SlurmSite:
-    """Merges the settings with those of the command line, which take precedence; there, gres.h20=... sets one GPU's
-    name.
+    """Merges the settings with values from the command line, which take precedence. On the command line, gres.h20=...
+    sets the name of one GPU.
 
-    `knows`: whether a GPU id exists. Raises UsageError with every error.
+    `knows`: tests whether a GPU id exists. Raises UsageError with every error.
     """
     listed = given.get("gres", settings.get("gres", {}))
     gres: dict[str, Any] = dict(listed) if isinstance(listed, Mapping) else {}
@@ -108,7 +108,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
 
 
 def _as_text(key: str, value: object) -> object:
-    """Converts values that YAML parsed as booleans or integers back to text."""
+    """Converts a value that YAML parsed as a boolean or an integer back to text."""
     if key == "requeue" and isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if key in _NUMBERS and type(value) is int else value

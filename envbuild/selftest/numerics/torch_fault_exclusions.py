@@ -125,6 +125,32 @@ KNOWN_FAULTS = (
         reason="wrong numbers: whole vectors of parameters are not updated (pytorch issue 191763)",
         where={"implementation": ("fused",), "dtype": (torch.float16, torch.bfloat16)},
     ),
+    # The product of a single row in float32 is computed instead.
+    KnownFault(
+        name="product by index_reduce of a single row",
+        operation="blocks by index",
+        results=("prod", "prod of others"),
+        device="cpu",
+        torch="2.13.0",
+        reason="refused with an internal assertion: float16 and bfloat16",
+        where={
+            "group": ("index_reduce",),
+            "single row": (True,),
+            "dtype": (torch.float16, torch.bfloat16),
+        },
+        unless={"count": (1,)},
+    ),
+    # Rows of the result have the values of the first one. The image with rows and columns exchanged is resized instead.
+    KnownFault(
+        name="antialiased resizing to a single column, except with channels last",
+        operation="interpolation",
+        results=("output",),
+        device="cpu",
+        torch="2.13.0",
+        reason="wrong numbers: all rows have the values of the first one",
+        where={"mode": ("linear antialias", "bicubic antialias"), "to one column": (True,)},
+        unless={"channels innermost": (True,)},
+    ),
     # https://github.com/pytorch/pytorch/issues/188344. The gradient of a contiguous copy is computed instead.
     *(
         KnownFault(

@@ -21,7 +21,7 @@ at=/shared/envbuild-h20-1/attempt-"${SLURM_RESTART_COUNT:-0}"
 name=envbuild-"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"
 payload=/shared/envbuild-h20-1/payload
 seconds=0 oom=false engine= image= parts= fabric=
-mkdir "$at" || exit 1 # an attempt has one output
+mkdir "$at" || exit 1 # fails if this attempt has already started
 
 finish() { # STAGE EXIT
     {
@@ -35,12 +35,12 @@ finish() { # STAGE EXIT
     mv "$at/outcome.part" "$at/outcome"
     exit 0
 }
-clock() { # of the machine's running: SECONDS and date jump where a clock is set
+clock() { # seconds since boot: SECONDS and date jump when the clock is set
     local up
     read -r up _ </proc/uptime
     echo "${up%.*}"
 }
-guard() { # a container of an engine is not a process of this job: end it with the script and with the folder
+guard() { # Slurm does not end the engine's container, so end it when the script ends or the folder is removed
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5
@@ -57,10 +57,10 @@ trap stop TERM
 gpus=()
 limit=900
 
-[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
+[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # no GPU was assigned
 gpus=(--gpus "\"device=$SLURM_JOB_GPUS\"")
 program=docker
-command -v "$program" >/dev/null || finish program 127 # this node has none
+command -v "$program" >/dev/null || finish program 127 # not on this node
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
@@ -80,7 +80,7 @@ for one in sha256:11111111111111111111111111111111111111111111111111111111111111
 done
 [ -n "$image" ] || finish image 1
 
-set -m # a process group of its own: it outlives the script
+set -m # a process group of its own, so that the guard outlives the script
 guard &
 guard=$!
 disown

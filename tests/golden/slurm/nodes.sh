@@ -19,12 +19,12 @@ seconds=0 oom=false engine= image= parts= fabric=
 limit=900
 interface=ib0
 count=4
-clock() { # of the machine's running: SECONDS and date jump where a clock is set
+clock() { # seconds since boot: SECONDS and date jump when the clock is set
     local up
     read -r up _ </proc/uptime
     echo "${up%.*}"
 }
-guard() { # a container of an engine is not a process of this job: end it with the script and with the folder
+guard() { # Slurm does not end the engine's container, so end it when the script ends or the folder is removed
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5
@@ -36,7 +36,7 @@ stop() {
     kill 0
     exit 143
 }
-part() { # image, or run HOST:PORT
+part() { # arguments: image, or run HOST:PORT
 at="$at/node-$SLURM_NODEID"
 name="$name-$SLURM_NODEID"
 meeting=${2:-}
@@ -52,10 +52,10 @@ fabric=()
 trap stop TERM
 : >"$at/stdout" 2>"$at/stderr"
 gpus=()
-[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
+[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # no GPU was assigned
 gpus=(--gpus "\"device=$SLURM_JOB_GPUS\"")
 program=docker
-command -v "$program" >/dev/null || finish program 127 # this node has none
+command -v "$program" >/dev/null || finish program 127 # not on this node
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
@@ -83,7 +83,7 @@ exit 0
 fi
 image=$(cat "$at/image")
 
-set -m # a process group of its own: it outlives the script
+set -m # a process group of its own, so that the guard outlives the script
 guard &
 guard=$!
 disown
@@ -109,7 +109,7 @@ case ${1:-} in image | run)
     ;;
 esac
 
-mkdir "$at" || exit 1 # an attempt has one output
+mkdir "$at" || exit 1 # fails if this attempt has already started
 
 finish() { # STAGE EXIT
     {
@@ -126,7 +126,7 @@ finish() { # STAGE EXIT
 each() {
     srun --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --mpi=none --quiet bash /shared/envbuild-h20-1/job.sh "$@"
 }
-node() { # NUMBER WHAT: a line of what is known of it
+node() { # NUMBER FILE: the first line of a file that node NUMBER wrote
     head -n 1 "$at/node-$1/$2" 2>/dev/null
 }
 clean() { :; }
@@ -140,7 +140,7 @@ wait $!
 nodes=
 for ((number = 0; number < count; number++)); do
     SLURMD_NODENAME=$(node "$number" node)
-    if [ -z "$SLURMD_NODENAME" ]; then # of the one that has not the image
+    if [ -z "$SLURMD_NODENAME" ]; then # this node did not get the image
         SLURMD_NODENAME=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$((number + 1))p")
         cat "$at/node-$number/stderr" >"$at/stderr" 2>/dev/null
         read -r stage code <"$at/node-$number/ended" && finish "$stage" "$code"
@@ -150,12 +150,12 @@ for ((number = 0; number < count; number++)); do
 done
 SLURMD_NODENAME=$nodes engine=$(node 0 engine) image=$(node 0 image)
 begin=$(clock)
-each run "$address:$((20000 + SLURM_JOB_ID * 160 % 12000))" & # a port for each stage, 130 at most
+each run "$address:$((20000 + SLURM_JOB_ID * 160 % 12000))" & # 160 ports for each job; at most 130 stages need one
 wait $!
 seconds=$(($(clock) - begin))
 worst=0
 for ((number = 0; number < count; number++)); do
-    read -r stage code <"$at/node-$number/ended" || exit 1 # it was lost
+    read -r stage code <"$at/node-$number/ended" || exit 1 # the node was lost
     [ "$stage" = run ] || finish "$stage" "$code"
     [ ! -e "$at/node-$number/oom" ] || oom=true
     [ "$code" -le "$worst" ] || worst=$code

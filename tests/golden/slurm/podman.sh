@@ -15,7 +15,7 @@ at=/shared/envbuild-h20-1/attempt-"${SLURM_RESTART_COUNT:-0}"
 name=envbuild-"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"
 payload=/shared/envbuild-h20-1/payload
 seconds=0 oom=false engine= image= parts= fabric=
-mkdir "$at" || exit 1 # an attempt has one output
+mkdir "$at" || exit 1 # fails if this attempt has already started
 
 finish() { # STAGE EXIT
     {
@@ -29,12 +29,12 @@ finish() { # STAGE EXIT
     mv "$at/outcome.part" "$at/outcome"
     exit 0
 }
-clock() { # of the machine's running: SECONDS and date jump where a clock is set
+clock() { # seconds since boot: SECONDS and date jump when the clock is set
     local up
     read -r up _ </proc/uptime
     echo "${up%.*}"
 }
-guard() { # a container of an engine is not a process of this job: end it with the script and with the folder
+guard() { # Slurm does not end the engine's container, so end it when the script ends or the folder is removed
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5
@@ -51,10 +51,10 @@ trap stop TERM
 gpus=()
 limit=900
 
-[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
+[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # no GPU was assigned
 for one in ${SLURM_JOB_GPUS//,/ }; do gpus+=(--device "nvidia.com/gpu=$one"); done
 program=podman
-command -v "$program" >/dev/null || finish program 127 # this node has none
+command -v "$program" >/dev/null || finish program 127 # not on this node
 engine="podman $("$program" version --format '{{.Client.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
@@ -73,7 +73,7 @@ image=registry.example:5000/team/h20@sha256:222222222222222222222222222222222222
 "$program" image inspect "$image" >/dev/null 2>&1 || "$program" pull --quiet "$image" >/dev/null 2>"$at/stderr" ||
     finish image $?
 
-set -m # a process group of its own: it outlives the script
+set -m # a process group of its own, so that the guard outlives the script
 guard &
 guard=$!
 disown

@@ -3,8 +3,9 @@
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.numerics import operation_case, pairwise_case_sampling, torch_fault_exclusions
+from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 from envbuild.selftest.probes.convolution import conv_sampled_cases
-from envbuild.selftest.probes.images import image_pooling_and_resize_cases, pooling_padding_and_unfold_cases
+from envbuild.selftest.probes.images import (
+    image_interpolation_cases,
+    image_pooling_and_resize_cases,
+    pooling_padding_and_unfold_cases,
+)
+from envbuild.selftest.probes.operations import scatter_and_gather_cases
 
-(GROUPED, SHORT_VOLUME, PADDED, STRIDED, FUSED_SGD, AVERAGED, POOLED) = KNOWN_FAULTS
+(GROUPED, SHORT_VOLUME, PADDED, STRIDED, FUSED_SGD, SINGLE_ROW, ONE_COLUMN, AVERAGED, POOLED) = KNOWN_FAULTS
 
 
 def grouped_without_a_batch() -> bool:
@@ -94,11 +101,29 @@ def skipped_vectors() -> bool:
     return bool((parameter != 0.5).any())
 
 
+def refused_product() -> bool:
+    """Whether the product of a single row is refused, or wrong."""
+    row, factors = torch.tensor([[1.0, 2.0]], dtype=torch.float16), torch.full((1, 2), 3.0, dtype=torch.float16)
+    try:
+        return torch.index_reduce(row, 1, torch.tensor([0, 1]), factors, "prod").tolist() != [[3.0, 6.0]]
+    except RuntimeError:
+        return True
+
+
+def equal_rows() -> bool:
+    """Whether a column that is resized differs from the same elements in a row."""
+    column = torch.arange(4.0).view(1, 1, 4, 1)
+    found = F.interpolate(column, (2, 1), mode="bilinear", antialias=True)
+    return not torch.equal(found.mT, F.interpolate(column.mT, (1, 2), mode="bilinear", antialias=True))
+
+
 REPRODUCTIONS: dict[str, Callable[[], bool]] = {
     AVERAGED.name: averaged_windows,
     FUSED_SGD.name: skipped_vectors,
     GROUPED.name: grouped_without_a_batch,
+    ONE_COLUMN.name: equal_rows,
     PADDED.name: padded_outputs,
+    SINGLE_ROW.name: refused_product,
     SHORT_VOLUME.name: lambda: wrong_or_dead("short_volume"),
     STRIDED.name: lambda: wrong_or_dead("strided"),
 }
@@ -244,3 +269,70 @@ def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
                 found.wrong for found in operation_case.worst(case.run(*case.given), case.expected()).values()
             )
         assert last and all(seen) == bool(left_out)
+
+
+def points_of(module: ModuleType, name: str, is_wanted: Callable[[Mapping[str, Any]], bool]) -> Iterator[Case]:
+    """Return cases at sampled points that are wanted, of the operation of this name."""
+    operation = next(one for one in module.OPERATIONS if one.name == name)
+    for seed in range(1, 9):
+        points = pairwise_case_sampling.sample(operation, 60, seed).points
+        yield from (operation.make(point, number) for number, point in enumerate(points) if is_wanted(point))
+
+
+def is_single_half_row(point: Mapping[str, Any]) -> bool:
+    is_single = point["outer"] * point["inner"] == 1 < point["count"]
+    return is_single and point["group"] == "index_reduce" and point["dtype"] in (torch.float16, torch.bfloat16)
+
+
+def is_one_column(point: Mapping[str, Any]) -> bool:
+    at = image_interpolation_cases.fault_values(point)
+    return bool(torch_fault_exclusions.uncomputed_results("interpolation", "cpu", at))
+
+
+@pytest.mark.parametrize(
+    ("module", "operation", "is_wanted", "fault"),
+    [
+        (scatter_and_gather_cases, "blocks by index", is_single_half_row, SINGLE_ROW),
+        (image_interpolation_cases, "interpolation", is_one_column, ONE_COLUMN),
+    ],
+    ids=["index_reduce", "interpolation"],
+)
+def test_the_case_runs_where_the_fault_is_not_and_finds_it_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    operation: str,
+    is_wanted: Callable[[Mapping[str, Any]], bool],
+    fault: KnownFault,
+) -> None:
+    """On a GPU nothing is left out. With nothing left out here, the case must fail on this torch."""
+    cases = list(points_of(module, operation, is_wanted))
+    assert cases
+    for case in cases:
+        assert not any(found.wrong for found in operation_case.worst(case.run(*case.given), case.expected()).values())
+    monkeypatch.setattr(torch_fault_exclusions, "uncomputed_results", lambda *_: frozenset())
+    if not REPRODUCTIONS[fault.name]():
+        pytest.skip(f"torch {torch.__version__} is right on this processor")
+    assert all(map(fails, cases))
+
+
+def fails(case: Case) -> bool:
+    try:
+        return any(found.wrong for found in operation_case.worst(case.run(*case.given), case.expected()).values())
+    except RuntimeError:
+        return True
+
+
+def test_single_columns_are_left_out_on_the_cpu_and_nothing_next_to_them() -> None:
+    at = {"mode": "linear antialias", "to one column": True, "channels innermost": False}
+    assert torch_fault_exclusions.uncomputed_results("interpolation", "cpu", at) == {"output"}
+    assert not torch_fault_exclusions.uncomputed_results("interpolation", "cuda", at)
+    for change in ({"mode": "linear"}, {"to one column": False}, {"channels innermost": True}):
+        assert not torch_fault_exclusions.uncomputed_results("interpolation", "cpu", {**at, **change}), change
+
+
+def test_products_of_single_half_rows_are_left_out_on_the_cpu() -> None:
+    at = {"group": "index_reduce", "single row": True, "dtype": torch.float16, "count": 3}
+    assert torch_fault_exclusions.uncomputed_results("blocks by index", "cpu", at) == {"prod", "prod of others"}
+    assert not torch_fault_exclusions.uncomputed_results("blocks by index", "cuda", at)
+    for change in ({"group": "index"}, {"single row": False}, {"dtype": torch.float32}, {"count": 1}):
+        assert not torch_fault_exclusions.uncomputed_results("blocks by index", "cpu", {**at, **change}), change

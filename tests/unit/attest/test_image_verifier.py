@@ -438,9 +438,9 @@ def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
     assert [
         f"{fault['line']} {fault['field']}: {fault['message']}" for fault in result.document["error"]["faults"]
     ] == [
-        "1 max_age: not this: the largest age of the newest proof: 90d, 12h",
+        "1 max_age: invalid value: the largest age of the newest proof: 90d, 12h",
         "2 levle: unknown key (did you mean level?)",
-        "3 gpus: must be a list: GPU models that the image must be proved on; default: all of its profile",
+        "3 gpus: must be a list: GPU models that the image must be proved on; default: all models of its profile",
     ]
 
 

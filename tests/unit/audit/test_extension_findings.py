@@ -131,7 +131,9 @@ def test_an_untried_import_is_reported_as_untried(place: tuple[Path, Environment
     texts = [
         item.message for item in environment_audit.assess("it", there, H20).findings if item.id == "extension-untried"
     ]
-    assert texts == [f"{path} of own 1.0 was not tried: others crashed" for path in ("kernels.so", "own/host.so")]
+    assert texts == [
+        f"loading {path} of own 1.0 was not tried: others crashed" for path in ("kernels.so", "own/host.so")
+    ]
 
 
 @pytest.mark.parametrize(("bound", "count"), [("_MOST_KEPT", 2), ("_MOST_FILES", 3)])

@@ -135,7 +135,8 @@ def test_a_local_build_of_torch_takes_its_kin_along(project: Path) -> None:
     assert loaded.profile.torch == "2.5.0+cu121"
     assert "torchvision==0.20.0+cu121" in loaded.profile.packages
     assert (
-        "envbuild's facts do not have torch 2.5.0+cu121, so these are not pinned: cublas 12.1.3.1, nccl 2.20.5" in text
+        "envbuild's facts do not contain torch 2.5.0+cu121, so these are not pinned: cublas 12.1.3.1, nccl 2.20.5"
+        in text
     )
 
 
@@ -204,7 +205,7 @@ def test_init_writes_what_an_environment_holds(project: Path, monkeypatch: pytes
     assert (done.code, done.stdout) == (0, "profiles/mine.yaml; next: envbuild show mine\n")
     text = (project / "profiles" / "mine.yaml").read_text(encoding="utf-8")
     assert text.startswith("# The contents of odd?folder\N{REPLACEMENT CHARACTER}torch: 1.\n")
-    assert "for an environment does not contain it" in text
+    assert "Not determined from the environment" in text
     assert profile_reader_and_overrides.load("mine").profile.torch == "2.3.1"
 
 

@@ -86,7 +86,7 @@ def test_the_pins_are_those_of_the_nearest_gpu(gpu: str, parent: str) -> None:
 def test_show_writes_nothing_and_new_writes_the_profile_that_was_shown(project: Path) -> None:
     before = envbuild("show", "NVIDIA GeForce RTX 5080 Laptop GPU")
     assert before.code == 0 and before.stdout.startswith("rtx5080-laptop: NVIDIA GeForce RTX 5080 Laptop GPU\n")
-    note = "no profile is shipped for rtx5080-laptop: this is what `envbuild init rtx5080-laptop` would write"
+    note = "no profile is shipped for rtx5080-laptop: using the profile that `envbuild init rtx5080-laptop` would write"
     assert before.stderr == f"note: {note}\n"
     assert files(project) == []
     done = envbuild("init", "RTX 5080 Laptop")
@@ -134,7 +134,7 @@ def test_make_writes_the_profile_and_reports_it(project: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("project")
 def test_init_refuses_anything_but_a_gpu_without_a_profile() -> None:
     there = envbuild("init", "NVIDIA H20")
-    assert there.code == 2 and "there is a profile h20" in there.stderr
+    assert there.code == 2 and "the profile h20 exists already" in there.stderr
     refused = envbuild("init", "Tesla P100-PCIE-16GB")
     assert refused.code == 3 and "unsupported: p100" in refused.stderr
     other = envbuild("init", "myproject")

@@ -302,7 +302,7 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
     assert "no route" in found["node4"]["fault"]
     failed = {c["id"]: c["detail"] for c in result.document["checks"] if c["state"] == "fail"}
     assert set(failed) == {"same.driver", "node.answers"}
-    assert failed["same.driver"] == "node3 has 535.104.05; the other 3 have 550.54.15"
+    assert failed["same.driver"] == "node3 has 535.104.05; the other 3 nodes have 550.54.15"
 
 
 def test_ssh_never_asks_and_takes_no_host_for_an_option(machine: Bench) -> None:

@@ -132,7 +132,7 @@ CASES: dict[str, Case] = {
     "fabric failed": Case("gpu.fabric", "fail", "fabric Unknown Error", cards(f"{H20},fabric=3,fabric_status=999")),
     "no fabric manager": Case("gpu.fabric", "fail", "no fabric manager", lambda m: m.put("dev/nvidia-nvswitch0", "")),
     "memory held": Case(
-        "gpu.memory", "warn", "GPU 1: 56 GiB of 96 GiB free, held by a process not visible here (pid 4711, 40 GiB)",
+        "gpu.memory", "warn", "GPU 1: 56 GiB of 96 GiB free, used by a process not visible here (pid 4711, 40 GiB)",
         cards(H20, f"{H20},used=40,pid=4711"),
     ),
     "exclusive": Case("gpu.compute-mode", "warn", "GPU 0: exclusive process", cards(f"{H20},mode=3")),

@@ -131,7 +131,7 @@ def test_a_proof_says_what_its_container_lacked(locked: Lock, where: Any, lacks:
     evidence_statements_and_store.save(record_of(locked, where=where))
     (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
     assert (proof.state, proof.unconfined) == ("proved", lacks)
-    assert ("less confined than here: the network is open" in proof.reason) == bool(lacks)
+    assert ("less confined than in Docker: the network is open" in proof.reason) == bool(lacks)
 
 
 @pytest.mark.parametrize("lacks", ["x", [1], ["x" * 201], ["x"] * 21, None])
@@ -604,7 +604,7 @@ def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
 @pytest.mark.parametrize(
     ("proved", "required", "reason"),
     [
-        ({}, {"gpu_count": 4}, "proved for fewer GPUs than 4 that work together"),
+        ({}, {"gpu_count": 4}, "proved with fewer than the required 4 GPUs that work together"),
         ({"gpu_count": 8}, {"gpu_count": 4}, None),
         ({}, {"transport": "p2p"}, "proved without requiring the transport p2p"),
         ({"transport": "shm"}, {"transport": "p2p"}, "proved without requiring the transport p2p"),

@@ -372,7 +372,7 @@ def test_an_earlier_image_that_an_older_selftest_proved_was_not_moved_by_hand(wo
 def test_a_proved_image_without_its_tag_is_not_verified(world: World) -> None:
     world.proved(world.built(image_of()))
     found = world.status()
-    assert (found.state, found.details) == ("unverified", ("the tag verified is missing",))
+    assert (found.state, found.details) == ("unverified", ("the tag 'verified' is missing",))
 
 
 def test_a_proved_image_with_the_tag_still_elsewhere_is_not_verified(world: World) -> None:

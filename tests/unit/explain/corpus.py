@@ -18,6 +18,8 @@ FOLDER = Path(__file__).parents[2] / "logs"
 PARTS = ("develop", "collected", "recent", "held-out", "recent-held-out")
 UNSEEN = "recent-held-out"
 """The part whose single results nobody looks at: only its score is reported, and no test names one of its logs."""
+SEALED = ("sealed", "sealed-2")
+"""Folders of logs that were collected by a person who had not seen the signatures."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class Answers:
     by_advisory: int
 
 
-def sealed(symptom: str | None = None) -> Answers:
-    """Score tests/logs/sealed, which nobody who works on signatures may open: only counts, never which logs."""
-    folder = FOLDER / "sealed"
+def sealed(symptom: str | None = None, split: str = "sealed") -> Answers:
+    """Score a folder of SEALED, which nobody who works on signatures may open: only counts, never which logs."""
+    folder = FOLDER / split
     rows = yaml.safe_load((folder / "index.yaml").read_text(encoding="utf-8"))
     with_cause = right = wrong = innocent = accused = by_advisory = 0
     for name, row in rows.items():
@@ -115,8 +117,8 @@ def sealed(symptom: str | None = None) -> Answers:
     return Answers(with_cause, right, wrong, innocent, accused, by_advisory)
 
 
-def symptoms() -> list[str]:
-    rows = yaml.safe_load((FOLDER / "sealed" / "index.yaml").read_text(encoding="utf-8"))
+def symptoms(split: str = "sealed") -> list[str]:
+    rows = yaml.safe_load((FOLDER / split / "index.yaml").read_text(encoding="utf-8"))
     return sorted({row["symptom"] for row in rows.values()})
 
 

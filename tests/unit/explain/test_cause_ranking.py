@@ -31,7 +31,7 @@ from envbuild.facts.fact_field_types import SearchPattern
 from envbuild.facts.probe_catalogue_reader import known_probes
 from envbuild.util.errors import FactsError, FileError
 from unit.explain import corpus
-from unit.explain.corpus import FOLDER, PARTS, UNSEEN, Case
+from unit.explain.corpus import FOLDER, PARTS, SEALED, UNSEEN, Case
 
 CASES = corpus.cases()
 MESSAGES = [
@@ -60,8 +60,9 @@ def run(*arguments: str, stdin: str | bytes = b"") -> str:
 # ---- the corpus ----
 
 
-def test_the_sealed_logs_are_those_that_were_sealed() -> None:
-    folder = FOLDER / "sealed"
+@pytest.mark.parametrize("split", SEALED)
+def test_the_sealed_logs_are_those_that_were_sealed(split: str) -> None:
+    folder = FOLDER / split
     sums = dict(line.split()[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
     assert {file.name for file in (*folder.glob("*.log"), folder / "index.yaml")} == set(sums)
     assert all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())

@@ -18,6 +18,7 @@ from envbuild.explain import (
     message_normalization,
 )
 from envbuild.facts import log_signatures
+from unit.explain.corpus import piped
 
 _FOLDER = Path(__file__).parent
 MESSAGES = [
@@ -94,11 +95,18 @@ def test_each_family_of_errors_has_forms_with_the_number() -> None:
         ("No module named ‘amp_C’", "No module named 'amp_C'"),
         ("can&#39;t  open &lt;x&gt;", "can't open <x>"),
         (r"a \"b\" \u0063", 'a "b" c'),
+        (r"done \ud83c\udf89\u0021", "done \U0001f389!"),
+        (r"cut \ud83c, and \udf89", "cut \ufffd, and \ufffd"),
         (r"CUDNN\_STATUS", "CUDNN_STATUS"),
     ],
 )
 def test_the_plain_form_of_a_line(text: str, plain: str) -> None:
     assert message_normalization.normalized(text) == plain
+
+
+def test_half_a_character_as_an_escape_is_readable() -> None:
+    log = '{"event": "reached \\ud83c", "a": 1}\ntorch.OutOfMemoryError: CUDA out of memory\n'
+    assert "out of memory" in piped(log)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +201,13 @@ def test_the_last_frame_of_a_traceback_that_is_cut_off() -> None:
 def test_a_format_is_a_hint_only_with_its_symptom() -> None:
     assert causes("Tesla T4, dtype bfloat16: 45 s/it, float16 takes 5 s/it") == ["bf16-pre-ampere"]
     assert causes("loading bf16 weights on Tesla V100 took 20 s") == []
+
+
+@pytest.mark.parametrize("total", ["total capacty of", "total"])  # some releases of torch misspell the word
+def test_a_full_gpu_whose_size_is_not_read_is_explained(total: str) -> None:
+    log = (
+        f"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a {total} 8.00 GiB of "
+        "which 1.00 GiB is free. Of the allocated memory 6.50 GiB is allocated by PyTorch, and 0.1 GiB is reserved by "
+        "PyTorch but unallocated.\n"
+    )
+    assert "gpu-memory" in piped(log, "--json")

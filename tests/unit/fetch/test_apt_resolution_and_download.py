@@ -109,7 +109,7 @@ def test_apts_own_sources_are_used_with_the_suites_name(host_apt: Apt) -> None:
 
 def test_a_codename_is_not_used_as_a_pattern(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt_resolution_and_download, "_host_codename", lambda: "book.orm")
-    with pytest.raises(NetworkError, match="no Debian archive configured"):
+    with pytest.raises(NetworkError, match="no Debian archive for a trixie base is configured in apt"):
         apt_resolution_and_download.apt_archives("trixie")
 
 

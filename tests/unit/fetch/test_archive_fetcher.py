@@ -84,7 +84,7 @@ def test_another_file_is_refused_and_not_kept(wanted: ArchiveRequest, served: In
     assert caught.value.code == 3
     assert "cuda-compat" in caught.value.message
     assert sha(spoiled.decode()) in caught.value.message and wanted.sha256 in caught.value.message
-    assert "compat.tar.gz has a different file than profiles/sample.yaml:7 names" in str(caught.value.hint)
+    assert "compat.tar.gz serves a different file than the one in profiles/sample.yaml:7" in str(caught.value.hint)
     assert list(sha256_file_store.archive_store().folder.iterdir()) == []
 
 
@@ -140,7 +140,7 @@ def test_an_archive_that_unpacks_for_ever_is_refused_at_its_line(
     monkeypatch.setattr(archive_fetcher, "_LOOK_SECONDS", 0.1)
     with pytest.raises(ProfileError) as caught:
         take(wanted)
-    assert caught.value.faults == (replace(AT, message="it takes longer than 0 s to look through"),)
+    assert caught.value.faults == (replace(AT, message="reading the archive takes longer than 0 s"),)
 
 
 def test_without_any_address_it_says_where_one_goes(wanted: ArchiveRequest) -> None:
@@ -154,7 +154,7 @@ def test_the_answer_of_a_server_is_reported_with_the_line_of_the_profile(wanted:
     with pytest.raises(NetworkError) as caught:
         take(replace(wanted, url=f"http://127.0.0.1:{served.port}/files/nosuch"))
     assert "cannot be fetched: 404" in caught.value.message
-    assert caught.value.faults == (replace(AT, message="it is named here"),)
+    assert caught.value.faults == (replace(AT, message="the archive is named here"),)
 
 
 def test_a_password_in_an_address_is_not_shown(wanted: ArchiveRequest, served: Index) -> None:
@@ -171,8 +171,8 @@ def test_a_password_in_an_address_is_not_shown(wanted: ArchiveRequest, served: I
 @pytest.mark.parametrize(
     ("name", "fits", "message"),
     [
-        (COMPAT, ">=590", "cuda-compat is of 580.95.05, and must be >=590"),
-        (TOOLKIT, "==13.0.*", "cuda-toolkit is of 12.6.3, and must be ==13.0.*"),
+        (COMPAT, ">=590", "cuda-compat has version 580.95.05, but must match >=590"),
+        (TOOLKIT, "==13.0.*", "cuda-toolkit has version 12.6.3, but must match ==13.0.*"),
     ],
 )
 def test_another_version_is_refused_at_its_line(

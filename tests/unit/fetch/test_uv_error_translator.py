@@ -82,7 +82,7 @@ def test_wrong_bytes_are_the_indexs_fault(stderr: str, words: str) -> None:
 @pytest.mark.parametrize(("code", "stderr"), [(2, DENIED), (1, NO_PAGE)])
 def test_refused_credentials_are_reported_as_refused(code: int, stderr: str, status: str) -> None:
     error = refused(code, stderr.format(status=status))
-    assert (error.code, error.message) == (7, "the package index refuses its credentials, or wants some")
+    assert (error.code, error.message) == (7, "authentication at the package index failed (401 or 403)")
     assert "index.example" in str(error.hint)
 
 

@@ -443,7 +443,7 @@ def test_a_file_whose_hash_differs_from_the_index_is_refused(served: Index) -> N
 def test_a_download_that_breaks_off_is_an_error_of_the_network(served: Index, impatient: None) -> None:
     file = write_wheel(served.folder, "alpha", "1.0", content="# long\n" * 500)
     served.cut = {file.name: 1000}
-    with pytest.raises(NetworkError, match=f"{file.name} broke off, 3 times"):
+    with pytest.raises(NetworkError, match=f"{file.name} was interrupted 3 times"):
         fetch(as_locked(file))
     assert served.requests.count(f"GET /files/{file.name}") == 3
     assert list(sha256_file_store.wheel_store().folder.iterdir()) == []

@@ -228,7 +228,7 @@ def test_a_wheel_that_is_too_large_is_not_unpacked(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(extension_wheel_check, "_LARGEST", 1 << 20)
     made = wheel(tmp_path, {**GOOD, "zeros": bytes((1 << 20) + 1)})
     (fault,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
-    assert "unpacked it is larger" in fault
+    assert "unpacked, it is larger" in fault
     monkeypatch.setattr(extension_wheel_check, "_MOST_MEMBERS", 3)
     (fault,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
     assert fault == "it has 9 files, at most 3 are allowed"

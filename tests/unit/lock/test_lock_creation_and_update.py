@@ -230,7 +230,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     (project / "requirements.txt").write_text("-r nosuch.txt\n-e .\ngam ma\n", encoding="utf-8")
     faults = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json").document["error"]["faults"]
     assert [(fault["line"], fault["message"].partition(":")[0]) for fault in faults] == [
-        (1, "nosuch.txt cannot be read"), (2, "option -e is not taken from here"),
+        (1, "nosuch.txt cannot be read"), (2, "option -e is not supported in this file"),
         (3, "'gam ma' is not a requirement (as in numpy>=2 or numpy==2.4.6)"),
     ]  # fmt: skip
     (project / "requirements.txt").write_text("gamma\nnosuch\n", encoding="utf-8")
@@ -566,7 +566,7 @@ def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path
     with pytest.raises(ProfileError) as caught:
         lock_creation_and_update.update_lock(plan_of(project, {**data, "torch": "2.13.0"}), locked)
     (fault,) = caught.value.faults
-    assert (fault.field, fault.message) == ("driver.compat", "cuda-compat is of 570.26, and must be >=580")
+    assert (fault.field, fault.message) == ("driver.compat", "cuda-compat has version 570.26, but must match >=580")
 
 
 def test_differences_are_a_line_each(project: Path) -> None:

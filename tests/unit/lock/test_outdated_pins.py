@@ -160,5 +160,5 @@ def test_status_outdated_reports_one_profile_or_all(
     ]
     table = envbuild("status", "--outdated")
     assert (table.code, table.stdout.splitlines()[2].split()) == (0, ["sample", "alpha", "1.0.0", "1.0.1"])
-    assert table.stdout.splitlines()[-1] == "1 of 2 profiles have pins that could move"
+    assert table.stdout.splitlines()[-1] == "1 of 2 profiles have pins with newer versions"
     assert envbuild("status", "never", "--outdated").code == 8

@@ -48,7 +48,7 @@ def test_the_lines_of_a_gpu_are_the_profiles_of_its_name() -> None:
     ("name", "other", "driver"), [("new", "new-cu12", "525.60.13"), ("new-cu12", "new", "580.65.06")]
 )
 def test_show_names_the_other_line(name: str, other: str, driver: str) -> None:
-    assert f"  other line: {other}, for driver {driver} or newer\n" in envbuild("show", name).stdout
+    assert f"  other profile for this GPU: {other}, for driver {driver} or newer\n" in envbuild("show", name).stdout
     assert envbuild("show", name, "--json").document["other_lines"] == [{"profile": other, "driver": driver}]
     assert envbuild("show", "cpu-only", "--json").document["other_lines"] == []
 

@@ -164,7 +164,10 @@ def test_layers_are_uploaded_without_an_engine(
         assert site.registry.manifests["verified"][1] == image.manifest.raw
     else:
         assert (done.code, done.document["error"]["kind"]) == (BuildError.code, "build")
-        assert f"the lock gives {image.id[:19]} now; {proved.id[:19]} is proved" in done.document["error"]["message"]
+        assert (
+            f"the lock now gives the image {image.id[:19]}, but {proved.id[:19]} is proved"
+            in done.document["error"]["message"]
+        )
         assert site.registry.written() == []
 
 
@@ -182,7 +185,11 @@ def test_an_image_is_saved_without_an_engine(
     image = layered_samples.written()
     monkeypatch.setattr(layer_steps, "describe_image", lambda *_: written_image(image))
     refused = envbuild("save", "sample", "-o", "b.tar")
-    assert (refused.code, "the lock gives" in refused.stderr, Path("b.tar").exists()) == (BuildError.code, True, False)
+    assert (refused.code, "the lock now gives" in refused.stderr, Path("b.tar").exists()) == (
+        BuildError.code,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize("target", ["r.example/a:tag", f"r.example/a@sha256:{'0' * 64}", "https://r.example/a"])

@@ -189,7 +189,7 @@ def test_each_layer_is_read_where_it_was_proved(
     [
         ([BASE, SampleRecipe("own", b"9", keeps_blob=True)], "layer 2 of 2, own, differs: /opt/own differs in content"),
         ([SampleRecipe("other", b"b"), OWN], "layer 1 of 2, other, differs: /opt/base is only in the registry's image"),
-        ([BASE], "it has 2 layers, the lock gives 1"),
+        ([BASE], "the image has 2 layers, the lock gives 1"),
     ],
 )
 def test_a_layer_that_the_lock_does_not_give_is_named(

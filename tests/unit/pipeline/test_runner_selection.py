@@ -247,7 +247,7 @@ def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.
     if nodes == 1:
         assert text.startswith("#!/bin/bash\n") and len(begun) == 1
     else:
-        assert begun == [first, "#!/bin/bash", f"{second}where the first has passed", "#!/bin/bash"]
+        assert begun == [first, "#!/bin/bash", f"{second}if the first job has passed", "#!/bin/bash"]
         assert text.startswith(first)
 
 

@@ -337,7 +337,7 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
     [
         (["--probe", "gemm.crash", "--script", "smoke.py"], "give one of --probe and --script"),
         (["--probe", "gemm.crash", "--from", "2.10", "--to", "2.9"], "--from is newer than --to: 2.10, 2.9"),
-        ([], "say what decides"),
+        ([], "no test given"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(project: Path, options: list[str], words: str) -> None:

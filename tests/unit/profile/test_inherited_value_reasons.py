@@ -66,7 +66,7 @@ def test_a_reason_needs_a_value(project: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         plan_of(project, {**PARENT, "why": {"scipy": "for what?", "cudnn": "of torch"}})
     assert [fault.message for fault in caught.value.faults] == [
-        "the profile sets no scipy: name a key, a library, a package or a variable"
+        "the profile sets no key, library, package or variable scipy to explain"
     ]
     assert [fault.field for fault in caught.value.faults] == ["why.scipy"]
 

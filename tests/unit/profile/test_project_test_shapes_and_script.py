@@ -64,7 +64,7 @@ def test_shapes_are_read(project: Path) -> None:
         ({"layout": "xx"}, ".layout", "must be one of nn, nt, tn, tt, not 'xx'"),
         ({"bias": 1}, ".bias", "true or false"),
         ({"q": 1}, ".q", "unknown key (known: bias, dtype, k, layout, m, n)"),
-        ({"bias": True, "layout": "nt"}, "", "leave layout or bias out"),
+        ({"bias": True, "layout": "nt"}, "", "remove layout or bias"),
         ({"m": 1 << 14, "n": 1 << 14}, "", "the product may have 67108864 elements"),
         ({"k": 1 << 20}, "", "a factor may have 1073741824 elements at most in bf16"),
         ({"k": 1 << 19, "dtype": "fp64"}, "", "a factor may have 536870912 elements at most in fp64"),

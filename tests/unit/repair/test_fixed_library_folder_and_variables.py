@@ -98,7 +98,7 @@ def test_a_fix_that_needs_another_torch_version_is_refused(place: Place) -> None
     shutil.rmtree(next(place.site.glob("torch-*")))
     place.made.torch("2.7.1+cpu", cuda=None)
     done = started(place, "--python", str(place.prefix), "--", "true")
-    assert done.returncode == 6 and "the fix needs torch 2.7.1" in done.stderr
+    assert done.returncode == 6 and "the fix must install torch 2.7.1" in done.stderr
 
 
 def test_the_option_is_needed() -> None:

@@ -158,7 +158,7 @@ def test_check_names_each_block_that_drifted_and_writes_nothing(locked: Lock, pr
     before = file.read_text()
     done = envbuild("docs", "--check", "page.md")
     assert (done.code, file.read_text()) == (8, before)
-    assert "page.md:2: envbuild:table sample is not what the profiles and locks give" in done.stderr
+    assert "page.md:2: envbuild:table sample does not match the profiles and locks" in done.stderr
     envbuild("docs", "page.md")
     assert envbuild("docs", "--check", "page.md", "--json").document == {
         "files": [{"file": "page.md", "state": "current", "blocks": 1, "changed": 0}]

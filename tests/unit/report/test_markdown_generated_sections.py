@@ -31,7 +31,7 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<!-- envbuild:end -->", ["a.md:1: ends a block that has no start marker"]),
+        ("<!-- envbuild:end -->", ["a.md:1: this end marker has no start marker"]),
         ("\n<!-- envbuild:table h20 -->", ["a.md:2: this block has no end marker: add <!-- envbuild:end -->"]),
         (
             "<!-- envbuild:tabel h20 -->",
@@ -40,7 +40,7 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
         (
             "<!-- envbuild:table -->\n<!-- envbuild:table h20 -->\n<!-- envbuild:end -->",
             [
-                "a.md:1: names no profile, as in: envbuild:table h20,a100",
+                "a.md:1: this marker lacks profiles: write envbuild:table A,B",
                 "a.md:1: this block has no end marker: add <!-- envbuild:end -->",
             ],
         ),

@@ -171,10 +171,10 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
     ]
     result = envbuild("diff", "a:1", "b:1", "--files")
     assert "layer 2: the same files in another order" in result.stdout.splitlines()
-    assert "layer 3: /c differs in content" in result.stdout and "layer 2 of 3 is read" in result.stderr
+    assert "layer 3: /c differs in content" in result.stdout and "reading layer 2 of 3" in result.stderr
     assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
     assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
-    assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
+    assert "the first has 3, the second 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
     with monkeypatch.context() as packed:  # as containerd's store keeps pulled layers
         packed.setattr(Engine, "saves", staticmethod(gzip.compress))
         assert envbuild("diff", "a:1", "b:1", "--files", "--json").document["files"] == done.document["files"]

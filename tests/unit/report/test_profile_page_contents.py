@@ -102,9 +102,9 @@ def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
 def test_a_profile_that_was_never_built_is_missing(project: Path) -> None:
     found = page("h20")
     assert (found["state"], found["runs"]) == ("missing", [])
-    assert found["reasons"] == ["h20: unverified", "not built for its lock"]
+    assert found["reasons"] == ["h20: unverified", "no image was built from its lock"]
     text = (project / "page.html").read_text(encoding="utf-8")
-    assert "nothing was measured" in text
+    assert "there are no measurements" in text
     assert "Next:</span> <code>envbuild make h20</code>, on a machine with h20" in text
 
 

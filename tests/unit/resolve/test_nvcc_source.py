@@ -111,13 +111,13 @@ def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
         (
             {**OLD, "variant": "devel"},
             "variant",
-            "CUDA 12.6 has no nvcc as wheels (the wheels of nvidia-cuda-nvcc-cu12",
+            "nvcc of CUDA 12.6 is not available as wheels (the wheels of nvidia-cuda-nvcc-cu12",
         ),
-        ({**OLD, "toolchain": "wheels"}, "toolchain", "give an archive of its toolkit"),
+        ({**OLD, "toolchain": "wheels"}, "toolchain", "set an archive of its toolkit"),
         ({**OLD, "variant": "devel"}, "variant", "a devel image by digest as base and toolchain: base"),
         ({**OLD, "toolchain": "base"}, "toolchain", "a bootstrap base has no nvcc: name a devel image of CUDA 12.6"),
         ({**PROFILE, "variant": "devel"}, "variant", "torch 2.13.0+cpu has no CUDA to compile for"),
-        ({**OLD, "torch": "2.0.1", "variant": "devel"}, "variant", "CUDA 11.7 has no nvcc as wheels: give"),
+        ({**OLD, "torch": "2.0.1", "variant": "devel"}, "variant", "nvcc of CUDA 11.7 is not available as wheels: set"),
     ],
 )
 def test_an_impossible_request_is_refused_with_a_remedy(
@@ -282,7 +282,7 @@ def test_packages_from_debian_are_inputs_of_the_plan(project: Path, monkeypatch:
         ({"torch": "2.7.1"}, "Debian trixie has no nvcc of CUDA 12.6 (known: none in any suite)"),
         ({"base": {"bootstrap": "bookworm"}, "python": "3.11"}, "Debian bookworm has no nvcc of CUDA 12.4 (known: tr"),
         ({"base": {"image": IMAGE}, "apt": []}, "need a bootstrap base"),
-        ({"variant": "devel"}, "the driver's libcuda"),
+        ({"variant": "devel"}, "contain libcuda"),
     ],
 )
 def test_a_package_missing_in_debian_is_reported_with_a_remedy(
@@ -294,10 +294,13 @@ def test_a_package_missing_in_debian_is_reported_with_a_remedy(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"torch": "2.7.1"}, "an archive of its toolkit (toolchain: {sha256, url}), or a devel image"),
-        ({"torch": "2.7.1"}, "or a torch of CUDA 12.4, which trixie (Python 3.13) serves: 2.5.0, 2.5.1, 2.6.0"),
-        ({"base": {"bootstrap": "bookworm"}, "python": "3.11"}, "take trixie as base.bootstrap, with its Python 3.13"),
-        ({"torch": "2.11.0"}, ": leave toolchain out, and nvcc comes as wheels"),
+        ({"torch": "2.7.1"}, "use an archive of the toolkit (toolchain: {sha256, url}), or a devel image"),
+        (
+            {"torch": "2.7.1"},
+            "or use a torch for CUDA 12.4, whose nvcc is in trixie (Python 3.13): 2.5.0, 2.5.1, 2.6.0",
+        ),
+        ({"base": {"bootstrap": "bookworm"}, "python": "3.11"}, "use trixie as base.bootstrap, with its Python 3.13"),
+        ({"torch": "2.11.0"}, ": remove toolchain, and nvcc comes as wheels"),
     ],
 )
 def test_where_debian_has_none_other_ways_are_named(project: Path, change: dict[str, Any], words: str) -> None:

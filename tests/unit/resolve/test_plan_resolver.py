@@ -228,7 +228,7 @@ def test_a_pin_for_another_cuda_than_torchs_is_refused(
     profile = {**HOPPER, "torch": "2.7.1", "pins": {name: version}}
     messages = [fault.message for fault in choose_stack(profile_of(project, profile)).faults]
     assert [text for text in messages if "is for CUDA" in text] == (
-        [f"{name} {version} is for CUDA {other}; torch 2.7.1 is built for CUDA 12.6, and takes "
+        [f"{name} {version} is for CUDA {other}; torch 2.7.1 is built for CUDA 12.6 and uses "
          f"{database.distribution_of(name, '12.6')}"] if other else []
     )  # fmt: skip
 

@@ -157,7 +157,12 @@ def test_leftovers_of_a_killed_gpu_search_are_swept() -> None:
             UsageError,
             "lacks some of the GPUs 0, 9",
         ),
-        ((), 'could not select device driver "" with capabilities: [[gpu]]', NotProved, "no GPU to prove this on"),
+        (
+            (),
+            'could not select device driver "" with capabilities: [[gpu]]',
+            NotProved,
+            "no GPU to run the self-test on",
+        ),
     ],
 )
 def test_an_engine_without_the_gpu_is_reported(

@@ -91,7 +91,7 @@ def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) ->
             )
         else:
             assert "SyntaxError" in done.stderr
-            assert sys.version_info < (3, 10) or "this file is cut short; export it again" in done.stderr
+            assert sys.version_info < (3, 10) or "this file is truncated; export it again" in done.stderr
     for cut in range(1, text.index("#")):
         file.write_text(text[:cut], encoding="utf-8")
         assert started(file, *TORCHLESS).code == 1, f"cut at {cut}"
@@ -102,7 +102,7 @@ def test_it_says_what_it_is_and_refuses_other_arguments(project: Path, tmp_path:
     file.write_text(rendered(project), encoding="utf-8")
     helped = [started(file, *TORCHLESS, after=(word,)) for word in ("-h", "--help")]
     assert [(done.code, done.stderr) for done in helped] == [(0, "")] * 2
-    assert helped[0].stdout.startswith("Is this environment what envbuild's profile sample needs?")
+    assert helped[0].stdout.startswith("Check whether this environment matches envbuild's profile sample")
     assert len(helped[0].stdout.splitlines()) == 7
     refused = started(file, *TORCHLESS, after=("--level",))
     assert (refused.code, refused.stdout) == (2, "")

@@ -156,9 +156,9 @@ SPOILED: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "two ends": (recoded(lambda d: d.append(d[-1])), "continues after its end"),
     "two starts": (recoded(lambda d: d.insert(1, d[0])), "is incomplete, or continues"),
     "no start": (recoded(lambda d: d.pop(0)), "no frame of this run"),
-    "a probe that was not planned": (recoded(lambda d: d[0].update(probes=["env.libs"])), "not those"),
-    "a planned probe that did not run": (recoded(lambda d: d[0]["probes"].append("more")), "not those"),
-    "a probe twice": (recoded(lambda d: d.insert(2, d[1])), "not those that were planned"),
+    "a probe that was not planned": (recoded(lambda d: d[0].update(probes=["env.libs"])), "not the planned"),
+    "a planned probe that did not run": (recoded(lambda d: d[0]["probes"].append("more")), "not the planned"),
+    "a probe twice": (recoded(lambda d: d.insert(2, d[1])), "not the planned probes"),
     "too many in the end": (recoded(lambda d: d[-1].update(passed=4)), "contradicts"),
     "too few in the end": (recoded(lambda d: d[-1].update(probes=2)), "contradicts"),
     "failures only in the end": (recoded(lambda d: d[-1].update(passed=2, failed=1)), "contradicts"),
@@ -228,7 +228,7 @@ def test_a_run_that_was_stopped_names_the_probe_that_was_running(done: int) -> N
     assert run.by_status("passed") == list(NAMES[:done])
     assert run.by_status("failed") == [NAMES[done]]
     first, *others = run.failures()
-    reason = "it did not end; the whole self-test was stopped after 900 s"
+    reason = "the probe did not end; the whole self-test was stopped after 900 s"
     assert first == RunFailure(NAMES[done], None, None, f"hang: {reason}", "hang", None, reason)
     assert [failure.probe for failure in others] == [None] * len(run.errors)
     refused(run, "the self-test was stopped after 900 s")

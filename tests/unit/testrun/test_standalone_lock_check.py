@@ -24,7 +24,7 @@ from unit.support import PROFILE, envbuild, lock_of_this_python, profile_of
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "cluster.md"
 LINE = re.compile(
-    r"envbuild check: sample(, rank \d on \S+)?: \d+ versions, \d+ libraries as locked, no probes, \S+ s\n"
+    r"envbuild check: sample(, rank \d on \S+)?: \d+ versions, \d+ libraries match the lock; no probes ran; \S+ s\n"
 )
 
 

@@ -59,7 +59,7 @@ def test_where_none_is_full_any_longer_all_are_named(tmp_path: Path, monkeypatch
 
 def test_a_disk_without_inodes_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Disks(monkeypatch, {}, files=0)
-    assert disk_space.full([tmp_path]).message.endswith("5.0 of 8.0 GB free, and no file more can be made")
+    assert disk_space.full([tmp_path]).message.endswith("5.0 of 8.0 GB free, and no inode is free")
 
 
 def test_without_folders_all_are_asked_that_are_written_to(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ Weights = tuple[float, float]  # alpha, the factor of the product, and beta, tha
 
 MOST = 1 << 17  # products of a case
 SPREADS = 6.0  # a sum of n products of random signs is nearly always below 6 sqrt(n) times the largest product
-LARGEST = 99  # an integer factor
-BITS = {torch.float64: 24, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # of the integers that are exact
+# The largest factor: in float32 of no more digits than TF32 keeps; in float64 products have more than float32 keeps.
+LARGEST = {torch.float64: 1 << 24, torch.float32: 99, torch.float16: 99, torch.bfloat16: 99}
 WEIGHTS: tuple[Weights, ...] = ((1.0, 1.0), (2.0, -1.0), (0.5, 2.0), (-1.0, 0.5), (1.0, 0.0))
 SIZES = (1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 65)
 REAL_ONLY = "bilinear"  # torch has no gradient for it with complex numbers
@@ -190,13 +190,13 @@ def _shape(letters: str, point: Point) -> tuple[int, ...]:
 
 
 def _most(point: Point, form: Form) -> int:
-    """The largest factor for which a sum of products is, or nearly always is, an integer that the dtype can
-    represent."""
+    """The largest factor for which a sum of products is, or nearly always is, an integer that the dtype can represent:
+    below 1 / u."""
     letters = set(form.equation) - set(",->")
     terms = max(math.prod(point[letter] for letter in letters - set(left)) for left in (form.result, *form.factors))
     terms *= 2 ** len(form.factors) if point["complex"] else 1
-    room = 2.0 ** BITS[point["dtype"]] / (2 * SPREADS * math.sqrt(terms))
-    return int(max(1, min(LARGEST, room ** (1 / len(form.factors)))))
+    room = 1 / tolerances.unit_roundoff(point["dtype"]) / (2 * SPREADS * math.sqrt(terms))
+    return int(max(1, min(LARGEST[point["dtype"]], room ** (1 / len(form.factors)))))
 
 
 def _numbers(values: torch.Tensor, point: Point) -> torch.Tensor:

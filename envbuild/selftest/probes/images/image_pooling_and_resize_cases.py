@@ -15,12 +15,14 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances, torch_fault_exclusions
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, torch_fault_exclusions
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.numerics.reference_products import patches
+from envbuild.selftest.probes.images import resize_matrices
+from envbuild.selftest.probes.images.resize_matrices import Side, weighted
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -33,42 +35,36 @@ MARGIN = 1000.0  # above the padding, which is 0
 
 @dataclass(frozen=True)
 class Resize:
-    """`call(x, kernel, stride, padding)` for images, and `matrix(n, kernel, stride, padding)` of (outputs, n)."""
+    """`call(x, kernel, stride, padding)` for images, and `side(n, kernel, stride, padding)` for a dimension of n
+    elements."""
 
     call: Callable[[torch.Tensor, int, int, int], torch.Tensor]
-    matrix: Callable[[int, int, int, int], torch.Tensor]
+    side: Callable[[int, int, int, int], Side]
 
 
-def _averages(n: int, kernel: int, stride: int, padding: int) -> torch.Tensor:
+def _averages(n: int, kernel: int, stride: int, padding: int) -> Side:
     """Windows of a fixed size, in which the padding counts too."""
     first = torch.arange((n + 2 * padding - kernel) // stride + 1)[:, None] * stride - padding
     place = torch.arange(n)
-    return ((place >= first) & (place < first + kernel)).to(torch.float64) / kernel
+    return Side(((place >= first) & (place < first + kernel)).to(torch.float64) / kernel)
 
 
-def _parts(n: int, kernel: int, stride: int, padding: int) -> torch.Tensor:
-    """Window number i of `kernel` + 1 windows: from floor(i n / (kernel + 1)) to ceil((i + 1) n / (kernel + 1))."""
-    numbers, place = torch.arange(kernel + 1)[:, None], torch.arange(n)
-    first, end = numbers * n // (kernel + 1), -(-(numbers + 1) * n // (kernel + 1))
-    inside = ((place >= first) & (place < end)).to(torch.float64)
-    return inside / inside.sum(1, keepdim=True)
+def _parts(n: int, kernel: int, stride: int, padding: int) -> Side:
+    return resize_matrices.area(n, kernel + 1)
 
 
 def _resized(n: int, stride: int, padding: int) -> int:
     return n * stride + padding
 
 
-def _nearest(n: int, kernel: int, stride: int, padding: int) -> torch.Tensor:
+def _nearest(n: int, kernel: int, stride: int, padding: int) -> Side:
     out = _resized(n, stride, padding)
-    return ((torch.arange(out) * n // out)[:, None] == torch.arange(n)).to(torch.float64)
+    return resize_matrices.nearest(n, out, resize_matrices.ratio(n, out, is_aligned=False))
 
 
-def _linear(n: int, kernel: int, stride: int, padding: int, aligned: bool) -> torch.Tensor:
-    """If `aligned`, the centres of the first and last elements coincide, else the edges of the images."""
+def _linear(n: int, kernel: int, stride: int, padding: int, is_aligned: bool) -> Side:
     out = _resized(n, stride, padding)
-    number = torch.arange(out, dtype=torch.float64)
-    place = number * (n - 1) / max(1, out - 1) if aligned else ((number + 0.5) * n / out - 0.5).clamp(min=0)
-    return (1 - (place.clamp(max=n - 1)[:, None] - torch.arange(n)).abs()).clamp(min=0)
+    return resize_matrices.linear(n, out, resize_matrices.ratio(n, out, is_aligned), is_aligned)
 
 
 def _interpolate(x: torch.Tensor, kernel: int, stride: int, padding: int, **how: object) -> torch.Tensor:
@@ -82,10 +78,11 @@ RESIZES = {
     "nearest": Resize(functools.partial(_interpolate, mode="nearest"), _nearest),
     "bilinear": Resize(
         functools.partial(_interpolate, mode="bilinear", align_corners=False),
-        functools.partial(_linear, aligned=False),
+        functools.partial(_linear, is_aligned=False),
     ),
     "bilinear aligned": Resize(
-        functools.partial(_interpolate, mode="bilinear", align_corners=True), functools.partial(_linear, aligned=True)
+        functools.partial(_interpolate, mode="bilinear", align_corners=True),
+        functools.partial(_linear, is_aligned=True),
     ),
 }
 
@@ -128,22 +125,11 @@ def _exactly(function: str, x: torch.Tensor, grad: torch.Tensor, point: Point, d
     arguments = point["kernel"], point["stride"], point["padding"]
     if function == "max_pool2d":
         return _maxima(x, grad if dtype else None, *arguments)
-    a, b = (RESIZES[function].matrix(n, *arguments) for n in x.shape[2:])
+    sides = [RESIZES[function].side(n, *arguments) for n in x.shape[2:]]
+    output = weighted(x, sides, point["dtype"])
     if dtype is None:
-        return {"output": without_rounding(a @ x @ b.mT)}
-    return {"output": _within(a, x, b, dtype), "gradient": _within(a.mT, grad, b.mT, dtype)}
-
-
-def _within(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Exact:
-    """Sums of few terms, each of which may be rounded to the dtype, as additions to memory are. The position between
-    two elements is accurate to a few roundings of the length, and a weight of 0 may have an error of that size."""
-    value, size = a @ x @ b.mT, a.abs() @ x.abs() @ b.abs().mT
-    terms = int((a != 0).sum(1).max() * (b != 0).sum(1).max())
-    whole = bool((value == value.round()).all()) and bool((a == a.round()).all()) and bool((b == b.round()).all())
-    if whole:
-        return without_rounding(value)
-    moved = 8 * tolerances.ROUNDED * max(*a.shape, *b.shape) * (terms * x.abs().max())
-    return Exact(value, tolerances.rounding(value, dtype) + terms * tolerances.unit_roundoff(dtype) * size + moved)
+        return {"output": output}
+    return {"output": output, "gradient": weighted(grad, [side.transposed() for side in sides], dtype)}
 
 
 def _maxima(x: torch.Tensor, grad: torch.Tensor | None, kernel: int, stride: int, padding: int) -> Expected:

@@ -31,7 +31,13 @@ Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST = 6000  # elements of a result
 FEW = 300  # the same where derivatives are rounded to half precision before they are summed
-STEPS = 8  # roundings of a derivative that torch composes of other operations
+# Roundings of a derivative that torch composes of other operations, each of a positive factor. The most are those of
+# atan2, g y / (x x + y y): the squares (one counts, as both terms are positive), their sum, the reciprocal, and two
+# products (torch/csrc/autograd/FunctionsManual.cpp). glu has as many: 1 - s, and products with s, the gradient and x.
+STEPS = 5
+# The functions within them, in float32: at most a power (8 units in the last place) times a logarithm (1), and the
+# rounding of both results (CUDA C++ Programming Guide, maximum errors of the standard functions). A unit is 2 u.
+ELEMENTARY = (2 * (8 + 1) + 2) * tolerances.ROUNDED
 LENGTHS = (1, 2, 3, 4, 7, 8, 17, 31, 33, 65, 129, 257)
 
 
@@ -163,8 +169,10 @@ def _broadcast(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, point: Poin
 
 
 def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
-    """A derivative that torch composes is rounded STEPS times, then the products with `grad` are summed. Whole numbers
-    and powers of two have exact products, and their sums have fewer digits than float32."""
+    """A derivative that torch composes has the relative error STEPS u + ELEMENTARY, with u of the least precise dtype;
+    then the products with `grad` are summed. A result has that error too, relative to |x| + |y| + |result|, because the
+    terms of a sum may cancel. Whole numbers and powers of two have exact products, and their sums have fewer digits
+    than float32."""
     function, shape = FUNCTIONS[point["function"]], grad.shape
     leaves = [part.expand(shape).contiguous().flatten().requires_grad_() for part in (x, y)]
     value = function.formula(*leaves)
@@ -173,7 +181,7 @@ def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, poi
     scalars = [torch.ones(part.shape, dtype=kind) for part, kind in zip((x, y), kinds)]
     result = torch.result_type(*scalars)
     smallest = max(tolerances.unit_roundoff(kind) for kind in (*kinds, result))
-    error = 0.0 if function.whole else STEPS * smallest + 2.0**-20
+    error = 0.0 if function.whole else STEPS * smallest + ELEMENTARY
     around = error * (x.abs() + y.abs() + value.detach().view(shape).abs())
     found = {"output": Exact(value.detach().view(shape), lost_in_rounding(value.detach().view(shape), result) + around)}
     for name, part, term, kind in zip("xy", (x, y), terms, kinds):
@@ -335,8 +343,16 @@ COMPLEX: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "squares": lambda x, y: (x.abs() ** 2) + y,
     "sum": lambda x, y: (x * y).sum(0, keepdim=True),
     "product of matrices": lambda x, y: x @ y.expand(x.shape).mH,
+    "product with the conjugate": lambda x, y: x.conj() @ y.expand(x.shape).mT,
+    "product of a turned conjugate": lambda x, y: x.mT.conj() @ y.expand(x.shape),
     "turned": lambda x, y: torch.view_as_complex(torch.view_as_real(x * y).flip(-1)),
 }
+
+
+# Roundings of |x|: 3 units in the last place of CUDA's hypotf, 2 of its hypot (the same guide), and that of the result.
+MODULUS = 2 * 3 + 1
+CONJUGATED = "conjugated"  # a view that torch conjugates when it is read
+WITH_GRADIENT = ("contiguous", CONJUGATED)  # with the other layouts the gradient would be of a copy
 
 
 def complex_numbers(point: Point, seed: int) -> Case:
@@ -353,11 +369,13 @@ def complex_numbers(point: Point, seed: int) -> Case:
 def _complex(x: torch.Tensor, y: torch.Tensor, point: Point) -> Results:
     leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
     first, second = (torch.view_as_complex(part) for part in leaves)
-    if point["layout"] != "contiguous":
+    if point["layout"] == CONJUGATED:
+        first = first.conj().resolve_conj().conj()
+    elif point["layout"] != "contiguous":
         first = with_large_gaps(first.detach(), point["layout"]).requires_grad_()
     result = torch.view_as_real(COMPLEX[point["function"]](first, second).resolve_conj())
     found = {"output": result.detach()}
-    if point["layout"] == "contiguous":
+    if point["layout"] in WITH_GRADIENT:
         slopes = backward_pass.gradients(result, leaves, _upstream(result))
         found.update(zip(("gradient of x", "gradient of y"), slopes))
     return found
@@ -367,6 +385,12 @@ def _upstream(result: torch.Tensor) -> torch.Tensor:
     """The same small whole numbers on each device, by position."""
     numbers = torch.arange(result.numel(), device=result.device) % 5 - 2
     return numbers.to(result.dtype).view(result.shape)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a + i b) (c + i d) without a matrix product: products that are broadcast, and added."""
+    real, imaginary = a[:, :, None] * c - b[:, :, None] * d, a[:, :, None] * d + b[:, :, None] * c
+    return real.sum(1), imaginary.sum(1)
 
 
 def _complex_by_hand(x: torch.Tensor, y: torch.Tensor, point: Point) -> Expected:
@@ -385,20 +409,23 @@ def _complex_by_hand(x: torch.Tensor, y: torch.Tensor, point: Point) -> Expected
         "copy of the conjugate": lambda: (a + c, d - b),
         "squares": lambda: (a * a + b * b + c, d + 0 * a),
         "sum": lambda: (products[0].sum(0, keepdim=True), products[1].sum(0, keepdim=True)),
-        "product of matrices": lambda: (a @ c.t() + b @ d.t(), b @ c.t() - a @ d.t()),
+        "product of matrices": lambda: _product(a, b, c.t(), -d.t()),
+        "product with the conjugate": lambda: _product(a, -b, c.t(), d.t()),
+        "product of a turned conjugate": lambda: _product(a.t(), -b.t(), c, d),
         "turned": lambda: (products[1], products[0]),
     }
     result = torch.stack(parts[point["function"]](), -1)
     error = torch.zeros_like(result.detach())
-    if point["function"] == "squares":  # by way of a root
-        error = 8 * tolerances.unit_roundoff(point["dtype"]) * (result.detach().abs() + 100)
+    is_exact, u = point["function"] != "squares", tolerances.unit_roundoff(point["dtype"])
+    if not is_exact:  # |x| twice, its square, and the sum with y
+        squares = torch.stack((a * a + b * b, torch.zeros_like(a)), -1).detach()
+        error = u * ((2 * MODULUS + 1) * squares + result.detach().abs())
     found = {"output": Exact(result.detach(), error)}
-    if point["layout"] == "contiguous":
+    if point["layout"] in WITH_GRADIENT:
         slopes = torch.autograd.grad((result * _upstream(result)).sum(), leaves)
         for name, slope in zip(("gradient of x", "gradient of y"), slopes):
-            around = 16 * tolerances.unit_roundoff(point["dtype"]) * (slope.abs() + 100)
-            is_exact = point["function"] != "squares"
-            found[name] = without_rounding(slope) if is_exact else Exact(slope, around)
+            # 2 |x| g x / |x|: two products and a quotient in addition to |x| twice.
+            found[name] = without_rounding(slope) if is_exact else Exact(slope, (2 * MODULUS + 3) * u * slope.abs())
     return found
 
 
@@ -456,9 +483,9 @@ OPERATIONS = (
             "rows": (1, 2, 3, 5, 17),
             "width": (1, 2, 3, 4, 8, 17, 33, 65, 257),
             "broadcast": (False, True),
-            "layout": ("contiguous", "transposed", "rows apart", "elements apart", "shifted"),
+            "layout": ("contiguous", CONJUGATED, "transposed", "rows apart", "elements apart", "shifted"),
         },
         complex_numbers,
-        {"quick": 4, "standard": 22, "full": 300},
+        {"quick": 4, "standard": 26, "full": 350},
     ),
 )

@@ -246,7 +246,7 @@ def _names(group: str, dims: Dims, dtype: torch.dtype) -> set[str] | None:
 
 
 def _sums_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
-    total, count = rows.sum(1), rows.shape[1]
+    total, count = torch.tensor([math.fsum(row) for row in rows.tolist()], dtype=torch.float64), rows.shape[1]
     mean = total / count
     whole = Exact(total, lost_in_rounding(total, dtype))
     # torch's CPU kernels may round the sum before they divide it.

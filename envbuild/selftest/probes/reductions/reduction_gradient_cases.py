@@ -1,10 +1,15 @@
-"""Gradients of sums, norms, extremes, sorted values and scans over dimensions of a block of three."""
+"""Gradients of sums, products, norms, extremes, sorted values and scans over dimensions of a block of three.
+
+The references are sums of exponentials in float64, products with triangular matrices, and Python's sorts and products
+of lists. No reference calls the tested function.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +19,9 @@ from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.numerics.reference_products import product
 from envbuild.selftest.numerics.single_rounding import lost_in_rounding
+from envbuild.selftest.numerics.summation_error import summation_in
 from envbuild.selftest.probes.reductions.multi_dim_reduction_and_scan_cases import OVER, Dims
 
 Results = Mapping[str, torch.Tensor]
@@ -27,6 +34,7 @@ LONG = (257, 513, 1025, 2049)
 MOST = 5000  # elements of a block
 # Elements of a row, so that one changed element still changes a gradient by more than its tolerance, and float16 and
 # bfloat16 have enough different numbers.
+ORDERED = ("extremes", "equals", "running extremes")  # groups whose input consists of ranks
 LONGEST = {torch.float64: 2049, torch.float32: 2049, torch.float16: 200, torch.bfloat16: 33}
 # Functions of the same input.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -35,10 +43,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "extremes": ("amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median"),
     "equals": ("amax", "amin"),
     "logarithms": ("logcumsumexp",),
+    "products": ("prod", "cumprod"),
+    "running extremes": ("cummax", "cummin"),
 }
 SCANS = ("cumsum", "logcumsumexp")
-LIKE_INPUT = (*SCANS, "sort", "topk")  # the result has a row for each row of the input
-OF_ONE = (*LIKE_INPUT, "max", "min", "kthvalue", "median")  # take one dimension
+LIKE_INPUT = (*SCANS, "cumprod", "cummax", "cummin", "sort", "topk")  # the result has a row for each row of the input
+OF_ONE = (*LIKE_INPUT, "prod", "max", "min", "kthvalue", "median")  # take one dimension
 
 CALLS: dict[str, Call] = {
     "sum": lambda x, dims, keepdim, k: torch.sum(x, dims, keepdim),
@@ -60,7 +70,12 @@ CALLS: dict[str, Call] = {
     "topk": lambda x, dims, keepdim, k: torch.topk(x, k, dims[0], largest=keepdim)[0],
     "cumsum": lambda x, dims, keepdim, k: torch.cumsum(x, dims[0]),
     "logcumsumexp": lambda x, dims, keepdim, k: torch.logcumsumexp(x, dims[0]),
+    "prod": lambda x, dims, keepdim, k: torch.prod(x, dims[0], keepdim),
+    "cumprod": lambda x, dims, keepdim, k: torch.cumprod(x, dims[0]),
+    "cummax": lambda x, dims, keepdim, k: torch.cummax(x, dims[0])[0],
+    "cummin": lambda x, dims, keepdim, k: torch.cummin(x, dims[0])[0],
 }
+ONLY_OF_ONE = ("logarithms", "products", "running extremes")  # groups
 
 
 def _sizes(point: Point) -> tuple[int, int, int]:
@@ -76,7 +91,7 @@ def _is_possible(point: Point) -> bool:
     group, n, dtype = point["group"], _length(point), point["dtype"]
     if math.prod(_sizes(point)) > MOST:
         return False
-    if group == "logarithms" and len(OVER[point["over"]]) > 1:
+    if group in ONLY_OF_ONE and len(OVER[point["over"]]) > 1:
         return False
     if group == "logarithms":
         return dtype in (torch.float32, torch.float64) and 1 < n <= 200
@@ -97,13 +112,17 @@ def gradient_case(point: Point, seed: int) -> Case:
     """A block of numbers that suit the functions, and gradients of their results: of one number for each row, and of a
     row for each row."""
     group, dtype, sizes, dims = point["group"], point["dtype"], _sizes(point), OVER[point["over"]]
-    if group in ("extremes", "equals"):
+    if group in ORDERED:
         order = hashed_inputs.hashes(math.prod(sizes), seed).reshape(sizes)
         order = _rows(order, dims).argsort(1).argsort(1)
         n = order.shape[1]
         if group == "equals":  # the largest two or three elements, and the smallest
             order = order.clamp(1 + (n > 5), n - 2 - (n > 5))
+        elif group == "running extremes":  # each number occurs twice
+            order = order // 2 * 2
         x = _block((order - n // 2).to(torch.float32), sizes, dims)
+    elif group == "products":
+        x = _block(_factors(math.prod(sizes) // _length(point), _length(point), dtype, seed), sizes, dims)
     elif group in ("exponentials", "logarithms"):
         x = hashed_inputs.whole(sizes, seed, 3) / 2
     else:
@@ -118,11 +137,23 @@ def gradient_case(point: Point, seed: int) -> Case:
         given.append(hashed_inputs.whole(shape, seed + 1, most).to(dtype))
     if any(name in LIKE_INPUT for name in functions):
         given.append(hashed_inputs.whole(sizes, seed + 4, most).to(dtype))
-    what = "orders of" if group in ("extremes", "equals") else "gradients of"
+    what = "orders of" if group in ORDERED else "gradients of"
     size = "x".join(map(str, sizes))
     name = f"{what} {size} by {group}, over {point['over']}, {point['layout']}, keepdim {point['keepdim']}"
     run = functools.partial(_computed, point=point)
     return Case(name, dtype, tuple(given), run, functools.partial(_exactly, point=point))
+
+
+def _factors(rows: int, length: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Factors whose products and sums of products the dtype represents: signs; in float32 and float64 also one 2 and
+    one 1/2 in each row; in every third row a 0, which torch's gradients treat apart."""
+    factors = hashed_inputs.signs(rows * length, seed).reshape(rows, length)
+    places = hashed_inputs.hashes(rows * length, seed + 7).reshape(rows, length).argsort(1)
+    if dtype in (torch.float32, torch.float64):
+        for place, by in ((0, 2.0), (1, 0.5)):
+            factors = factors.scatter(1, places[:, place, None], factors.gather(1, places[:, place, None]) * by)
+    factors[seed % 3 :: 3] = factors[seed % 3 :: 3].scatter(1, places[seed % 3 :: 3, 2, None], 0.0)
+    return factors
 
 
 def _computed(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Results:
@@ -168,10 +199,11 @@ def _exactly(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Expecte
 
 def _of_rows(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient of each row and its tolerance, without the rounding of the result. u counts roundings to the dtype
-    between the steps that torch's formulas consist of; statistics have the error of a float32 summation."""
+    between the steps that torch's formulas consist of; statistics have the error of a summation in float32, or in
+    float64 for float64 (summation_error)."""
     n, dtype = x.shape[1], point["dtype"]
     u, zero = tolerances.unit_roundoff(dtype), torch.zeros((), dtype=torch.float64)
-    error = 4 * tolerances.summation(n)
+    error = 4 * summation_in(n, dtype)
     if function == "sum":
         return g.expand_as(x), zero
     if function == "mean":
@@ -193,39 +225,81 @@ def _of_rows(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> t
         value = g * x * x.abs() ** (p - 2) / norm ** (p - 1)
         return value, value.abs() * (10 * u + 2 * error)
     if function == "logsumexp":
-        result = torch.logsumexp(x, 1, keepdim=True)
-        value = g * (x - result).exp()
+        largest, powers = _powers(x)
+        total = powers.sum(1, keepdim=True)
+        result = largest + total.log()
+        value = g * powers / total
         return value, value.abs() * (torch.expm1(2 * u * (x.abs() + result.abs())) + 6 * u + error)
     if function in SCANS:
-        return _of_scans(x, g, function)
+        return _of_scans(x, g, function, dtype)
+    if function in ("prod", "cumprod"):
+        return torch.tensor(list(map(_of_products, x.tolist(), _whole(function, x, g))), dtype=torch.float64), zero
+    if function in ("cummax", "cummin"):
+        return torch.tensor([_of_running(function, *rows) for rows in zip(x.tolist(), g.tolist())]), zero
     return _of_extremes(function, x, g, point)
 
 
-def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str) -> tuple[torch.Tensor, torch.Tensor]:
-    zero = torch.zeros((), dtype=torch.float64)
+def _powers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest element of each row, and exponentials relative to it."""
+    largest = x.max(1, keepdim=True)[0]
+    return largest, (x - largest).exp()
+
+
+def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums along rows are products with a triangular matrix of ones: (rows, n) times (n, n)."""
+    n = x.shape[1]
     if function == "cumsum":
-        return _after(g), zero
-    results = torch.logcumsumexp(x, 1)
-    weights = torch.tril(torch.exp(x[:, None, :] - results[:, :, None]))  # (rows, result, element)
+        return product(g, torch.tril(torch.ones(n, n, dtype=torch.float64))), torch.zeros((), dtype=torch.float64)
+    largest, powers = _powers(x)
+    sums = product(powers, torch.triu(torch.ones(n, n, dtype=torch.float64)))
+    weights = torch.tril(powers[:, None, :] / sums[:, :, None])  # (rows, result, element)
     value, size = (g[:, :, None] * weights).sum(1), (g.abs()[:, :, None] * weights).sum(1)
     # torch adds the positive and the negative part, each as the logarithm of a sum that is rounded at each step.
-    depth = tolerances.gamma(16 * x.shape[1], tolerances.ROUNDED) * (1 + results.abs().amax(1, keepdim=True))
+    results = largest + sums.log()
+    depth = tolerances.gamma(16 * n, tolerances.unit_roundoff(dtype)) * (1 + results.abs().max(1, keepdim=True)[0])
     return value, depth * size
 
 
-def _after(x: torch.Tensor) -> torch.Tensor:
-    """For each element the sum of it and those after it."""
-    return x.flip(1).cumsum(1).flip(1)
+def _whole(function: str, x: torch.Tensor, g: torch.Tensor) -> list[list[float]]:
+    """Gradients of the running products; the product of a row is the last one."""
+    if function == "cumprod":
+        return g.tolist()
+    zeros = [0.0] * (x.shape[1] - 1)
+    return [[*zeros, value] for value in g[:, 0].tolist()]
+
+
+def _of_products(row: Sequence[float], g: Sequence[float]) -> list[float]:
+    """Gradients of the running products of a row: for x_i the product of the elements before it, times the sum of g_j
+    times the product of the elements between, which is summed from the end."""
+    before = [1.0, *itertools.accumulate(row[:-1], lambda a, b: a * b)]
+    after, found = 0.0, []
+    for value, of_result in zip(reversed((*row[1:], 0.0)), reversed(g)):
+        after = of_result + value * after
+        found.append(after)
+    return [a * b for a, b in zip(before, reversed(found))]
+
+
+def _of_running(function: str, row: Sequence[float], g: Sequence[float]) -> list[float]:
+    """Each gradient goes to the place of the running extreme, the last one of equal elements."""
+    sign = 1 if function == "cummax" else -1
+    found, place = [0.0] * len(row), 0
+    for i, (value, of_result) in enumerate(zip(row, g)):
+        place = i if sign * value >= sign * row[place] else place
+        found[place] += of_result
+    return found
 
 
 def _of_extremes(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places by Python's sort."""
     k, n = _taken(point), x.shape[1]
     zero = torch.zeros((), dtype=torch.float64)
+    rows = x.tolist()
     if function in ("amax", "amin", "max", "min"):
-        extreme = x.amax(1, keepdim=True) if "max" in function else x.amin(1, keepdim=True)
+        extreme = torch.tensor([[(max if "max" in function else min)(row)] for row in rows], dtype=torch.float64)
         chosen = (x == extreme).to(torch.float64)
         return chosen * g / chosen.sum(1, keepdim=True), zero
-    order = x.argsort(1, descending=point["keepdim"] and function in ("sort", "topk"))
+    is_falling = bool(point["keepdim"] and function in ("sort", "topk"))
+    order = torch.tensor([sorted(range(n), key=row.__getitem__, reverse=is_falling) for row in rows])
     if function in ("kthvalue", "median"):
         rank = k if function == "kthvalue" else (n + 1) // 2
         order = order[:, rank - 1 : rank]
@@ -249,7 +323,7 @@ OPERATIONS: tuple[Any, ...] = (
             "layout": BATCHES,
         },
         gradient_case,
-        {"quick": 12, "standard": 70, "full": 800},
+        {"quick": 16, "standard": 90, "full": 1000},
         _is_possible,
     ),
 )

@@ -130,11 +130,11 @@ def _with_most_of_one(x: torch.Tensor, dim: int, n: int) -> torch.Tensor:
 
 
 def _ordered_exactly(x: torch.Tensor, point: Point) -> Expected:
-    """By stable sorts in float64; the last of equal numbers is the place of a running maximum or minimum."""
+    """By Python's stable sorts; the last of equal numbers is the place of a running maximum or minimum."""
     dim, k, n, dtype = OVER[point["over"]], RANKS[point["rank"]](point["length"]), point["length"], point["dtype"]
     wide = x.to(torch.float64)
-    rising, up = torch.sort(wide, dim=dim, stable=True)
-    falling, down = torch.sort(wide, dim=dim, stable=True, descending=True)
+    up, down = _places_in_order(wide, dim, False), _places_in_order(wide, dim, True)
+    rising, falling = wide.gather(dim, up), wide.gather(dim, down)
     once = torch.zeros([size for axis, size in enumerate(x.shape) if axis != dim], dtype=torch.float64)
     found = {
         "stable sort": rising,
@@ -153,12 +153,32 @@ def _ordered_exactly(x: torch.Tensor, point: Point) -> Expected:
             found.update(dict.fromkeys((name, f"{name} by place"), rising.narrow(dim, rank - 1, 1)))
         if point["values"] == "equal":
             found["mode"] = wide.select(dim, 0)
-        numbers = torch.arange(n).reshape([-1 if axis == dim else 1 for axis in range(3)]).expand(x.shape)
         for name, sign in (("cummax", 1), ("cummin", -1)):
-            running = (sign * wide).cummax(dim)[0] * sign
-            reached = torch.where(wide == running, numbers, 0)
-            found[name], found[f"place of {name}"] = running, reached.cummax(dim)[0]
+            found[f"place of {name}"] = _running_places(sign * wide, dim)
+            found[name] = wide.gather(dim, found[f"place of {name}"])
     return {name: without_rounding(values) for name, values in found.items()}
+
+
+def _places_in_order(x: torch.Tensor, dim: int, is_falling: bool) -> torch.Tensor:
+    """The places of the sorted elements along a dimension, of equal elements the first one first."""
+    rows = x.movedim(dim, -1).reshape(-1, x.shape[dim]).tolist()
+    return _along(dim, x, [sorted(range(len(row)), key=row.__getitem__, reverse=is_falling) for row in rows])
+
+
+def _running_places(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The places of running maxima along a dimension, the last one of equal elements."""
+    found = []
+    for row in x.movedim(dim, -1).reshape(-1, x.shape[dim]).tolist():
+        places = [0]
+        for place in range(1, len(row)):
+            places.append(place if row[place] >= row[places[-1]] else places[-1])
+        found.append(places)
+    return _along(dim, x, found)
+
+
+def _along(dim: int, x: torch.Tensor, rows: list[list[int]]) -> torch.Tensor:
+    """Rows along a dimension of a block with the shape of x."""
+    return torch.tensor(rows).reshape(x.movedim(dim, -1).shape).movedim(-1, dim)
 
 
 # How the numbers of a row of special values are chosen: these numbers by hash, 0 stands for a whole number.

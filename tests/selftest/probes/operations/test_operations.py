@@ -13,14 +13,14 @@ from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.gemm import gemm_sampled_cases
 from envbuild.selftest.probes.linear_algebra import (
-    fft_and_linalg_sampled_cases,
     fft_block_and_gradient_cases,
+    fft_sampled_cases,
     linalg_structure_and_gradient_cases,
 )
 from envbuild.selftest.probes.operations import elementwise_and_copy_cases, operations
 
 OF_STANDARD = (
-    *fft_and_linalg_sampled_cases.OPERATIONS,
+    *fft_sampled_cases.OPERATIONS,
     *fft_block_and_gradient_cases.OPERATIONS,
     *linalg_structure_and_gradient_cases.OPERATIONS,
 )
@@ -45,7 +45,7 @@ PARTIAL = (
     "embedding bags max",
     " cut to ",
     "frames of",
-    *fft_and_linalg_sampled_cases.FROM_HALF,
+    *fft_sampled_cases.FROM_HALF,
     "triangular",
     "solve of vectors",
     "images resized",
@@ -71,6 +71,7 @@ OF_TARGETS = (
 )  # only classes that are a row's target count
 ORDERED = "orders of"
 COUNTED = "truths of"
+WITHOUT_SIGN = (" svdvals ", " norms ")  # the sign of an element may not count
 INDICES = (torch.int64, torch.int32)
 
 
@@ -94,6 +95,8 @@ def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
         others = [value - 1 if value > 0 else torch.ones_like(value)]
     elif case.name.startswith("losses by binary_cross_entropy,") and index < 2:
         others = [value / 2]  # probabilities
+    elif any(word in case.name for word in WITHOUT_SIGN):
+        others = [2 * value]
     elif case.name.startswith("copies") or not value:
         others = [value + 1 if value < flat.max() else value - 1]
     else:

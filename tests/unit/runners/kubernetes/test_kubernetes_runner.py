@@ -218,7 +218,7 @@ def test_a_too_long_list_of_nodes_is_not_a_fault(place: Place, monkeypatch: pyte
 def test_gpus_that_are_in_use_are_waited_for(place: Place) -> None:
     place.server.pods = [*[unplaced("Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
-    assert "gpu-7: in use, or too little memory left" in place.notes
+    assert "gpu-7: in use by other pods, or too little memory left" in place.notes
 
 
 def test_a_queue_ends_where_the_site_says(place: Place) -> None:
@@ -376,7 +376,7 @@ def test_a_self_test_that_had_not_its_time_did_not_fail(place: Place, seen: Obje
     seen["status"]["reason"] = "DeadlineExceeded"
     place.server.pods = [running(), seen]
     error = place.fails()
-    assert error.ending == "time-out" and "fetch the image slowly" in error.hint
+    assert error.ending == "time-out" and "fetches the image slowly" in error.hint
 
 
 def test_too_much_output_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +538,7 @@ def test_a_deleted_pod_that_still_runs_is_reported_by_the_state_of_its_node(
 def test_a_shown_script_is_short_and_complete_on_request() -> None:
     runner = Kubernetes(SITE, IMAGE, REFERENCE, "cpu")
     job = dataclasses.replace(JOB, stdin=b"x" * 100_000)
-    assert len(runner.script(job, brief=True)) < 10_000 and "--json has them" in runner.script(job, brief=True)
+    assert len(runner.script(job, brief=True)) < 10_000 and "--json shows them" in runner.script(job, brief=True)
     assert len(runner.script(job)) > 100_000
 
 
@@ -589,7 +589,7 @@ def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ProcessMissing) as caught:
         Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
-    assert str(caught.value.hint).startswith("install envbuild with its extra `kubernetes`, from where you installed")
+    assert str(caught.value.hint).startswith("install envbuild again from the same source, with its extra `kubernetes`")
     assert "envbuild[" not in str(caught.value.hint), "a stranger could publish a package of that name"
 
 

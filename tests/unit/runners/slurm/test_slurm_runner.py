@@ -245,7 +245,11 @@ def test_a_silent_controller_is_waited_for_and_then_the_job_is_left_alone(stub: 
     assert stub.run().exit_code == 0  # its files exist nevertheless
     stub.say(hold="")
     error = fails(stub)
-    assert isinstance(error, RunnerError) and error.ending == "unknown" and error.hint == "when it does: --resume 42"
+    assert (
+        isinstance(error, RunnerError)
+        and error.ending == "unknown"
+        and error.hint == "when it answers again: --resume 42"
+    )
     assert len(stub.left()) == 2 and not stub.recorded("cancelled")
 
 
@@ -377,7 +381,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
 
 def test_a_node_that_allocates_no_gpu_is_not_proof(stub: Stub) -> None:
     stub.say(gpus="")
-    with pytest.raises(NotProved, match="handed out no GPU on node-7"):
+    with pytest.raises(NotProved, match="assigned no GPU on node-7"):
         stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
 
 
@@ -463,9 +467,9 @@ def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) ->
     with pytest.raises(RunnerError, match="node configuration is not available") as caught:
         Slurm(configured, IMAGE, None, "fleet", origins=origins).run(job, Watch())
     assert str(caught.value.hint).splitlines()[:4] == [
-        "it requested",
-        "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: a100's id, "
-        "because slurm: {gres: ...} sets no other)",
+        "the job requested",
+        "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: the GPU's id, "
+        "because slurm: {gres: ...} sets no name for a100)",
         "  partition gpu (--slurm)",
         "  constraint nvlink (config.yaml:7)",
     ]
@@ -660,7 +664,7 @@ def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
 
 
 def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
-    with pytest.raises(UsageError, match="none is set"):
+    with pytest.raises(UsageError, match="no interface is set"):
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
         stub.run(TOGETHER, SlurmSite(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")

@@ -1,0 +1,149 @@
+"""Resizing as a product with a matrix in each dimension: the matrices in float64, and the tolerance of the product.
+
+Position i of an output lies at scale (i + 1/2) - 1/2 in the input; at scale i if the centres of the first and last
+elements coincide ("aligned") (aten/src/ATen/native/UpSample.h).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from envbuild.selftest.numerics import tolerances
+from envbuild.selftest.numerics.float64_reference_operations import Exact
+from envbuild.selftest.numerics.operation_case import without_rounding
+
+# Roundings of a position in float32, each of a number of at most n: the scale, its product with i + 1/2, the difference
+# from 1/2.
+POSITION = 3
+SLOPE = 1.5  # the largest derivative of a cubic weight by its position: 1.35 for a = -3/4, 1.39 for a = -1/2
+# Roundings of the weights of one output that may fall on one element, in units of ROUNDED. Linear: both weights, at a
+# border. Cubic, by running error analysis of torch's polynomials (Higham, 2nd ed., 5.1): 35 for the weight of an
+# element between 1 and 2 away (of ((a t - 5 a) t + 8 a) t - 4 a, and of t), 6 for a nearer one; at a border three
+# weights fall on its element.
+LINEAR_ROUNDINGS, CUBIC_ROUNDINGS = 2, 35 + 2 * 6
+# Antialiased weights are divided by their sum W, which is 1/2 at least: their errors and that of W, both divided by W.
+NORMALIZED = 2 * 2
+# torch's CPU kernels round a linear weight t to the dtype, which changes 1 - t by as much: by at most u / 2, half the
+# distance between the numbers from 1/2 to 1. Relative to a small weight that is more than a rounding.
+COMPLEMENT = 0.5
+ENDS = 2  # elements just beyond the taps, one at each end
+
+
+@dataclass(frozen=True)
+class Side:
+    """The resizing of one dimension.
+
+    `matrix`: (outputs, n), the weights of the input's elements in each output. `error`: how much a kernel's weights may
+    differ from it. `complement`: the same in units of the dtype's u, for weights that are rounded to the dtype.
+    """
+
+    matrix: torch.Tensor
+    error: float = 0.0
+    complement: float = 0.0
+
+    def transposed(self) -> Side:
+        """The same for the gradient, whose weights are not rounded to the dtype before their products are."""
+        return Side(self.matrix.t(), self.error)
+
+
+def ratio(n: int, out: int, is_aligned: bool) -> Fraction:
+    """Input elements per output element for these sizes."""
+    if is_aligned:
+        return Fraction(n - 1, out - 1) if out > 1 else Fraction(0)
+    return Fraction(n, out)
+
+
+def area(n: int, out: int) -> Side:
+    """Averages of the elements from floor(i n / out) to ceil((i + 1) n / out)."""
+    number, place = torch.arange(out)[:, None], torch.arange(n)
+    inside = ((place >= number * n // out) & (place < -(-(number + 1) * n // out))).to(torch.float64)
+    return Side(inside / inside.sum(1, keepdim=True))
+
+
+def nearest(n: int, out: int, scale: Fraction, is_centred: bool = False) -> Side:
+    """The element that contains the start of each output, or its centre."""
+    shift = Fraction(1, 2) if is_centred else Fraction(0)
+    places = torch.tensor([min(math.floor((number + shift) * scale), n - 1) for number in range(out)])
+    return Side((places[:, None] == torch.arange(n)).to(torch.float64))
+
+
+def linear(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
+    place = _places(out, scale, is_aligned).clamp(0, n - 1)
+    matrix = (1 - (place[:, None] - torch.arange(n)).abs()).clamp(min=0)
+    error = _error(scale, POSITION * n + LINEAR_ROUNDINGS)
+    return Side(matrix, error, COMPLEMENT if error else 0.0)
+
+
+def cubic(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
+    """Beyond the border, its element is repeated."""
+    place = _places(out, scale, is_aligned)
+    matrix, first = torch.zeros(out, n, dtype=torch.float64), place.floor()
+    for tap in range(-1, 3):
+        at = (first + tap).clamp(0, n - 1).long()
+        matrix[torch.arange(out), at] += cubic_weight((place - first - tap).abs(), -0.75)
+    # At a border, the slopes of the weights of its element add up to at most SLOPE: those of all four add up to 0.
+    return Side(matrix, _error(scale, SLOPE * POSITION * n + CUBIC_ROUNDINGS))
+
+
+def antialiased(n: int, out: int, scale: Fraction, is_cubic: bool) -> Side:
+    """A kernel as wide as the output's elements if those are larger, as PIL has it (there a = -1/2); weights add up to
+    1."""
+    centre = (torch.arange(out, dtype=torch.float64) + 0.5) * float(scale)
+    distance = (torch.arange(n) + 0.5 - centre[:, None]).abs() / max(float(scale), 1.0)
+    weights = cubic_weight(distance, -0.5) if is_cubic else (1 - distance).clamp(min=0)
+    slope, roundings = (SLOPE, CUBIC_ROUNDINGS) if is_cubic else (1.0, LINEAR_ROUNDINGS)
+    error = _error(scale, NORMALIZED * (slope * POSITION * n + roundings))
+    return Side(weights / weights.sum(1, keepdim=True), error)
+
+
+def _error(scale: Fraction, roundings: float) -> float:
+    """With a scale of 1 each position is an element's, and all weights are exact."""
+    return 0.0 if scale == 1 else roundings * tolerances.ROUNDED
+
+
+def cubic_weight(t: torch.Tensor, a: float) -> torch.Tensor:
+    """The convolution kernel of Keys, "Cubic convolution interpolation for digital image processing", 1981."""
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    return torch.where(t <= 1, near, torch.where(t < 2, a * (((t - 5) * t + 8) * t - 4), 0.0))
+
+
+def _places(out: int, scale: Fraction, is_aligned: bool) -> torch.Tensor:
+    number = torch.arange(out, dtype=torch.float64)
+    return number * float(scale) if is_aligned else (number + 0.5) * float(scale) - 0.5
+
+
+def weighted(x: torch.Tensor, sides: Sequence[Side], dtype: torch.dtype) -> Exact:
+    """x (images, channels, ...) times the matrix of each dimension, with the tolerance of a kernel for it.
+
+    The tolerance is the rounding of the result and two terms more, with u of the dtype:
+
+    - (terms + dimensions) u |A| |x|, with A the product of the matrices: each term may be rounded to the dtype, as
+      additions to memory are (upsample_increment_value_bounded in UpSample.cuh), and so may the weights of each
+      dimension. Copies, and sums of whole numbers up to 1 / u, are exact.
+    - max |x| times the sum over the dimensions of `error` (taps + ENDS) + `complement` u taps, times the largest sums
+      of |weights| of the other dimensions. A rounded position can cross an element: an element just beyond the taps,
+      whose exact weight is 0, then has a weight of up to `error`. There is one at each end.
+    """
+    value, size, terms, u = x, x.abs(), 1, tolerances.unit_roundoff(dtype)
+    sums, moved = [], []
+    for dim, side in enumerate(sides, start=2):
+        value, size = (
+            torch.tensordot(part, weights, ([dim], [1])).movedim(-1, dim)
+            for part, weights in ((value, side.matrix), (size, side.matrix.abs()))
+        )
+        taps = int((side.matrix != 0).sum(1).max())
+        terms *= taps
+        sums.append(float(side.matrix.abs().sum(1).max()))
+        moved.append(side.error * (taps + ENDS) + side.complement * u * taps)
+    is_whole = all(bool((part == part.round()).all()) for part in (x, *(side.matrix for side in sides)))
+    if is_whole and not any(moved) and float(size.max()) <= 1 / u:
+        return without_rounding(value)
+    steps = terms + len(sides)
+    relative = sum(part * math.prod(sums[:dim] + sums[dim + 1 :]) for dim, part in enumerate(moved))
+    limit = steps * u * size + relative * x.abs().max()
+    return Exact(value, tolerances.rounding(value, dtype) + limit)
