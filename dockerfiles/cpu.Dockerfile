@@ -2,8 +2,8 @@
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
-# Pinned: the version of every Debian package except python3-venv. Most mirrors keep only the newest one:
-# if a version is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
+# Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one
+# is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
 # DEBIAN_VERSIONS=none the base image (BASE) must have the packages.
 # Not pinned: the base image, a tag.
 # Not pinned: the sha256 of uv 0.13.9, which installs the wheels.
@@ -75,8 +75,8 @@ libnettle8=3.8.1-2
 libnsl2=1.3.0-2
 libnumber-compare-perl=0.03-3
 libp11-kit0=0.24.1-2
-libpam-modules-bin=1.5.2-6+deb12u2
 libpam-modules=1.5.2-6+deb12u2
+libpam-modules-bin=1.5.2-6+deb12u2
 libpam-runtime=1.5.2-6+deb12u2
 libpam0g=1.5.2-6+deb12u2
 libpcre2-8-0=10.42-1+deb12u2
@@ -112,22 +112,22 @@ ncurses-base=6.4-4
 ncurses-bin=6.4-4
 openssl=3.0.22-1~deb12u2
 passwd=1:4.13+dfsg1-1+deb12u2
+perl=5.36.0-7+deb12u4
 perl-base=5.36.0-7+deb12u4
 perl-modules-5.36=5.36.0-7+deb12u4
-perl=5.36.0-7+deb12u4
-python3-minimal=3.11.2-1+b1
-python3.11-minimal=3.11.2-6+deb12u9
-python3.11=3.11.2-6+deb12u9
 python3=3.11.2-1+b1
+python3-minimal=3.11.2-1+b1
+python3.11=3.11.2-6+deb12u9
+python3.11-minimal=3.11.2-6+deb12u9
+python3.11-venv=3.11.2-6+deb12u9
 readline-common=8.2-1.3
 sed=4.9-1+deb12u1
 sysvinit-utils=3.06-4
 tar=1.34+dfsg-1.2+deb12u1
 usrmerge=37~deb12u1
-util-linux-extra=2.38.1-5+deb12u3
 util-linux=2.38.1-5+deb12u3
+util-linux-extra=2.38.1-5+deb12u3
 zlib1g=1:1.2.13.dfsg-1
-python3-venv
 PACKAGES
 ARG DEBIAN_VERSIONS=locked
 RUN case "$DEBIAN_VERSIONS" in \
@@ -157,10 +157,10 @@ RUN python3.11 -m venv --without-pip /opt/venv
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/envbuild \
     python3.11 -m venv /tmp/tools && \
-    /tmp/tools/bin/pip install --quiet uv==0.13.9 && \
-    /tmp/tools/bin/pip download --quiet --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
-    UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
-    rm -rf /tmp/tools /opt/venv/.lock /root/.cache
+    /tmp/tools/bin/pip install --quiet --no-cache-dir uv==0.13.9 && \
+    /tmp/tools/bin/pip download --quiet --no-cache-dir --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
+    env -i PATH="$PATH" HOME=/tmp/tools UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
+    rm -rf /tmp/tools /opt/venv/.lock
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
 ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -2,8 +2,8 @@
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
-# Pinned: the version of every Debian package except python3-venv. Most mirrors keep only the newest one:
-# if a version is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
+# Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one
+# is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
 # DEBIAN_VERSIONS=none the base image (BASE) must have the packages.
 # Not pinned: the base image, a tag.
 # Not pinned: the sha256 of uv 0.13.9, which installs the wheels.
@@ -17,14 +17,14 @@ apt=2.2.4
 base-files=11.1+deb11u11
 base-passwd=3.5.51
 bash=5.1-2+deb11u1
+binutils=2.35.2-2
 binutils-common=2.35.2-2
 binutils-x86-64-linux-gnu=2.35.2-2
-binutils=2.35.2-2
 bsdutils=1:2.36.1-8+deb11u2
 ca-certificates=20250419~deb12u1~deb11u1
 coreutils=8.32-4+b1
-cpp-10=10.2.1-6
 cpp=4:10.2.1-1
+cpp-10=10.2.1-6
 dash=0.5.11+git20200708+dd9ef66-5
 debconf=1.5.77
 debian-archive-keyring=2021.1.1+deb11u1
@@ -32,11 +32,11 @@ debianutils=4.11.2
 diffutils=1:3.7-5
 dpkg=1.20.14
 findutils=4.8.0-1
-g++-10=10.2.1-6
 g++=4:10.2.1-1
-gcc-10-base=10.2.1-6
-gcc-10=10.2.1-6
+g++-10=10.2.1-6
 gcc=4:10.2.1-1
+gcc-10=10.2.1-6
+gcc-10-base=10.2.1-6
 gpgv=2.2.27-2+deb11u3
 grep=3.6-1+deb11u1
 gzip=1.10-4+deb11u1
@@ -55,8 +55,8 @@ libblkid1=2.36.1-8+deb11u2
 libbz2-1.0=1.0.8-4
 libc-bin=2.31-13+deb11u14
 libc-dev-bin=2.31-13+deb11u14
-libc6-dev=2.31-13+deb11u14
 libc6=2.31-13+deb11u14
+libc6-dev=2.31-13+deb11u14
 libcap-ng0=0.7.9-2.2+b1
 libcc1-0=10.2.1-6
 libcom-err2=1.46.2-2+deb11u1
@@ -66,8 +66,8 @@ libctf-nobfd0=2.35.2-2
 libctf0=2.35.2-2
 libdb5.3=5.3.28+dfsg1-0.8
 libdebconfclient0=0.260
-libexpat1-dev=2.2.10-2+deb11u7
 libexpat1=2.2.10-2+deb11u7
+libexpat1-dev=2.2.10-2+deb11u7
 libffi7=3.3-6
 libgcc-10-dev=10.2.1-6
 libgcc-s1=10.2.1-6
@@ -104,18 +104,18 @@ libnsl-dev=1.3.0-2
 libnsl2=1.3.0-2
 libnuma1=2.0.12-1+b1
 libp11-kit0=0.23.22-1
-libpam-modules-bin=1.4.0-9+deb11u2
 libpam-modules=1.4.0-9+deb11u2
+libpam-modules-bin=1.4.0-9+deb11u2
 libpam-runtime=1.4.0-9+deb11u2
 libpam0g=1.4.0-9+deb11u2
 libpcre2-8-0=10.36-2+deb11u1
 libpcre3=2:8.39-13
 libpython3-dev=3.9.2-3
 libpython3-stdlib=3.9.2-3
+libpython3.9=3.9.2-1+deb11u7
 libpython3.9-dev=3.9.2-1+deb11u7
 libpython3.9-minimal=3.9.2-1+deb11u7
 libpython3.9-stdlib=3.9.2-1+deb11u7
-libpython3.9=3.9.2-1+deb11u7
 libquadmath0=10.2.1-6
 librdmacm1=33.2-1
 libreadline8=8.1-1
@@ -152,23 +152,23 @@ ncurses-bin=6.2+20201114-2+deb11u2
 openssl=1.1.1w-0+deb11u8
 passwd=1:4.8.1-1+deb11u1
 perl-base=5.32.1-4+deb11u5
+python3=3.9.2-3
 python3-dev=3.9.2-3
 python3-distutils=3.9.2-1
 python3-lib2to3=3.9.2-1
 python3-minimal=3.9.2-3
+python3.9=3.9.2-1+deb11u7
 python3.9-dev=3.9.2-1+deb11u7
 python3.9-minimal=3.9.2-1+deb11u7
-python3.9=3.9.2-1+deb11u7
-python3=3.9.2-3
+python3.9-venv=3.9.2-1+deb11u7
 readline-common=8.1-1
 sed=4.7-1
 sysvinit-utils=2.96-7+deb11u1
 tar=1.34+dfsg-1+deb11u1
 tzdata=2026b-0+deb11u1
 util-linux=2.36.1-8+deb11u2
-zlib1g-dev=1:1.2.11.dfsg-2+deb11u2
 zlib1g=1:1.2.11.dfsg-2+deb11u2
-python3-venv
+zlib1g-dev=1:1.2.11.dfsg-2+deb11u2
 PACKAGES
 ARG DEBIAN_VERSIONS=locked
 RUN case "$DEBIAN_VERSIONS" in \
@@ -210,10 +210,10 @@ RUN python3.9 -m venv --without-pip /opt/venv
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/envbuild \
     python3.9 -m venv /tmp/tools && \
-    /tmp/tools/bin/pip install --quiet uv==0.13.9 && \
-    /tmp/tools/bin/pip download --quiet --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
-    UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
-    rm -rf /tmp/tools /opt/venv/.lock /root/.cache
+    /tmp/tools/bin/pip install --quiet --no-cache-dir uv==0.13.9 && \
+    /tmp/tools/bin/pip download --quiet --no-cache-dir --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
+    env -i PATH="$PATH" HOME=/tmp/tools UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
+    rm -rf /tmp/tools /opt/venv/.lock
 ENV ENVBUILD_DTYPE="float16"
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"

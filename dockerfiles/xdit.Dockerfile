@@ -2,8 +2,8 @@
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
-# Pinned: the version of every Debian package except python3-venv. Most mirrors keep only the newest one:
-# if a version is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
+# Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one
+# is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
 # DEBIAN_VERSIONS=none the base image (BASE) must have the packages.
 # Not pinned: the base image, a tag.
 # Not pinned: the sha256 of uv 0.13.9, which installs the wheels.
@@ -17,14 +17,14 @@ apt=2.6.2
 base-files=12.4+deb12u15
 base-passwd=3.6.1
 bash=5.2.15-2+b13
+binutils=2.40-2
 binutils-common=2.40-2
 binutils-x86-64-linux-gnu=2.40-2
-binutils=2.40-2
 bsdutils=1:2.38.1-5+deb12u3
 ca-certificates=20250419~deb12u2
 coreutils=9.1-1
-cpp-12=12.2.0-14+deb12u1
 cpp=4:12.2.0-3
+cpp-12=12.2.0-14+deb12u1
 dash=0.5.12-2
 debconf=1.5.82
 debian-archive-keyring=2023.3+deb12u2
@@ -32,11 +32,11 @@ debianutils=5.7-0.5~deb12u1
 diffutils=1:3.8-4
 dpkg=1.21.23
 findutils=4.9.0-4
-g++-12=12.2.0-14+deb12u1
 g++=4:12.2.0-3
-gcc-12-base=12.2.0-14+deb12u1
-gcc-12=12.2.0-14+deb12u1
+g++-12=12.2.0-14+deb12u1
 gcc=4:12.2.0-3
+gcc-12=12.2.0-14+deb12u1
+gcc-12-base=12.2.0-14+deb12u1
 gpgv=2.2.40-1.1+deb12u2
 grep=3.8-5
 gzip=1.12-1
@@ -55,8 +55,8 @@ libblkid1=2.38.1-5+deb12u3
 libbz2-1.0=1.0.8-5+b1
 libc-bin=2.36-9+deb12u14
 libc-dev-bin=2.36-9+deb12u14
-libc6-dev=2.36-9+deb12u14
 libc6=2.36-9+deb12u14
+libc6-dev=2.36-9+deb12u14
 libcap-ng0=0.8.3-1+b3
 libcap2=1:2.66-4+deb12u3+b1
 libcc1-0=12.2.0-14+deb12u1
@@ -67,8 +67,8 @@ libctf-nobfd0=2.40-2
 libctf0=2.40-2
 libdb5.3=5.3.28+dfsg2-1
 libdebconfclient0=0.270
-libexpat1-dev=2.5.0-1+deb12u5
 libexpat1=2.5.0-1+deb12u5
+libexpat1-dev=2.5.0-1+deb12u5
 libffi8=3.4.4-1
 libfile-find-rule-perl=0.34-4~deb12u1
 libgcc-12-dev=12.2.0-14+deb12u1
@@ -111,18 +111,18 @@ libnsl2=1.3.0-2
 libnuma1=2.0.16-1
 libnumber-compare-perl=0.03-3
 libp11-kit0=0.24.1-2
-libpam-modules-bin=1.5.2-6+deb12u2
 libpam-modules=1.5.2-6+deb12u2
+libpam-modules-bin=1.5.2-6+deb12u2
 libpam-runtime=1.5.2-6+deb12u2
 libpam0g=1.5.2-6+deb12u2
 libpcre2-8-0=10.42-1+deb12u2
 libperl5.36=5.36.0-7+deb12u4
 libpython3-dev=3.11.2-1+b1
 libpython3-stdlib=3.11.2-1+b1
+libpython3.11=3.11.2-6+deb12u9
 libpython3.11-dev=3.11.2-6+deb12u9
 libpython3.11-minimal=3.11.2-6+deb12u9
 libpython3.11-stdlib=3.11.2-6+deb12u9
-libpython3.11=3.11.2-6+deb12u9
 libquadmath0=12.2.0-14+deb12u1
 librdmacm1=44.0-2
 libreadline8=8.2-1.3
@@ -158,28 +158,28 @@ ncurses-base=6.4-4
 ncurses-bin=6.4-4
 openssl=3.0.22-1~deb12u2
 passwd=1:4.13+dfsg1-1+deb12u2
+perl=5.36.0-7+deb12u4
 perl-base=5.36.0-7+deb12u4
 perl-modules-5.36=5.36.0-7+deb12u4
-perl=5.36.0-7+deb12u4
+python3=3.11.2-1+b1
 python3-dev=3.11.2-1+b1
 python3-distutils=3.11.2-3
 python3-lib2to3=3.11.2-3
 python3-minimal=3.11.2-1+b1
+python3.11=3.11.2-6+deb12u9
 python3.11-dev=3.11.2-6+deb12u9
 python3.11-minimal=3.11.2-6+deb12u9
-python3.11=3.11.2-6+deb12u9
-python3=3.11.2-1+b1
+python3.11-venv=3.11.2-6+deb12u9
 readline-common=8.2-1.3
 rpcsvc-proto=1.4.3-1
 sed=4.9-1+deb12u1
 sysvinit-utils=3.06-4
 tar=1.34+dfsg-1.2+deb12u1
 usrmerge=37~deb12u1
-util-linux-extra=2.38.1-5+deb12u3
 util-linux=2.38.1-5+deb12u3
-zlib1g-dev=1:1.2.13.dfsg-1
+util-linux-extra=2.38.1-5+deb12u3
 zlib1g=1:1.2.13.dfsg-1
-python3-venv
+zlib1g-dev=1:1.2.13.dfsg-1
 PACKAGES
 ARG DEBIAN_VERSIONS=locked
 RUN case "$DEBIAN_VERSIONS" in \
@@ -244,10 +244,10 @@ RUN python3.11 -m venv --without-pip /opt/venv
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/envbuild \
     python3.11 -m venv /tmp/tools && \
-    /tmp/tools/bin/pip install --quiet uv==0.13.9 && \
-    /tmp/tools/bin/pip download --quiet --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
-    UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
-    rm -rf /tmp/tools /opt/venv/.lock /root/.cache
+    /tmp/tools/bin/pip install --quiet --no-cache-dir uv==0.13.9 && \
+    /tmp/tools/bin/pip download --quiet --no-cache-dir --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
+    env -i PATH="$PATH" HOME=/tmp/tools UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
+    rm -rf /tmp/tools /opt/venv/.lock
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"

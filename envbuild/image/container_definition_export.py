@@ -70,8 +70,8 @@ def _pinned_in_dockerfile(lock: Lock) -> list[str]:
         lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
     else:
         lines += [
-            "# Pinned: the version of every Debian package except python3-venv. Most mirrors keep only the newest one:",
-            "# if a version is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With",
+            "# Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one",
+            "# is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With",
             "# DEBIAN_VERSIONS=none the base image (BASE) must have the packages.",
             "# Not pinned: the base image, a tag.",
         ]
@@ -94,11 +94,13 @@ def _without(lock: Lock) -> list[str]:
 
 
 def _debian_instructions(lock: Lock) -> list[str]:
-    pins = sorted({f"{deb.name}={deb.version}" for deb in (*lock.base, *lock.apt)})
+    versions = {deb.name: deb.version for deb in (*lock.base, *lock.apt)}
+    python = f"python{lock.python}"
+    if python in versions:
+        versions[f"{python}-venv"] = versions[python]  # of the same source package
     return [
         f"COPY <<'{_PACKAGES_END}' {_PACKAGES}",
-        *pins,
-        "python3-venv",
+        *(f"{name}={version}" for name, version in sorted(versions.items())),
         _PACKAGES_END,
         "ARG DEBIAN_VERSIONS=locked",
         'RUN case "$DEBIAN_VERSIONS" in \\',
@@ -125,11 +127,12 @@ def _uv_commands(lock: Lock) -> list[str]:
     pip = f"{_TOOLS}/bin/pip"
     return [
         f"python{lock.python} -m venv {_TOOLS}",
-        f"{pip} install --quiet uv=={wheel_installed_files.UV_VERSION}",
-        f"{pip} download --quiet --no-deps --require-hashes --dest {_WHEELS} -r {_LISTED}",
-        f"UV_NO_INSTALLER_METADATA=1 {_TOOLS}/bin/uv pip install --quiet --no-config --offline --no-cache --no-index "
+        f"{pip} install --quiet --no-cache-dir uv=={wheel_installed_files.UV_VERSION}",
+        f"{pip} download --quiet --no-cache-dir --no-deps --require-hashes --dest {_WHEELS} -r {_LISTED}",
+        f'env -i PATH="$PATH" HOME={_TOOLS} UV_NO_INSTALLER_METADATA=1 '
+        f"{_TOOLS}/bin/uv pip install --quiet --no-config --offline --no-cache --no-index "
         f"--no-deps --require-hashes --find-links {_WHEELS} --python {VENV}/bin/python -r {_LISTED}",
-        f"rm -rf {_TOOLS} {VENV}/.lock /root/.cache",
+        f"rm -rf {_TOOLS} {VENV}/.lock",
     ]
 
 
@@ -189,7 +192,7 @@ def devcontainer(lock: Lock, profile: Profile, name: str) -> str:
         *requirements_export.heading(lock, name, "devcontainer"),
         "# Save this file as .devcontainer/devcontainer.json. It builds the Dockerfile in the same folder:",
         f"#   envbuild export dockerfile {name} -o .devcontainer/{file}",
-        *_comments(lock),
+        *_pinned_in_dockerfile(lock),
     ]
     return "\n".join([*(f"//{line[1:]}" for line in comments), json.dumps(document, indent=2)]) + "\n"
 

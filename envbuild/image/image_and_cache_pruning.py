@@ -76,8 +76,10 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            # a name with a leading dot is a file in transfer, unless it is old
-            if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
+            # A name with a leading dot is a file in transfer, unless it is old. A base image may be in use by
+            # `verify --rebuild`, whose lock is not noted.
+            may_be_used = path.name.startswith(".") or kind == "images"
+            if path.name not in wanted and (not may_be_used or time.time() - path.stat().st_mtime > _DAY):
                 inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
                 yield Removable(kind, str(path), _size(path), inside)
     for name in names:

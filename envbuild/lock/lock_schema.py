@@ -116,6 +116,12 @@ class Content(Model):
             raise ValueError("extensions and their builder go together")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_base_for_apt(self) -> Content:
+        if self.apt and isinstance(self.base, ImageEntry):
+            raise ValueError("a base image has no apt packages")
+        return self
+
 
 class Origin(Model):
     """The profile and the requirements that a lock was made from, if no profile has the lock's name; paths are relative

@@ -44,6 +44,8 @@ def describe_image(
     its extensions."""
     files = {one.name: WheelOfLayer(one.path, one.sha256) for one in wheels}
     build_downloads.fetch_base_image(lock, context.progress)
+    if lock.image:
+        context.progress.line("reading the base image")
     description = lock_image_lookup_and_recipe.describe_lock(lock, files)
     build_downloads.make_bases(lock, context.progress)
     build_downloads.fetch_image_parts(plan, lock, context.progress)

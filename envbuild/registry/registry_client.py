@@ -73,7 +73,7 @@ class Repository:
                 raise Refusal("too-large", f"the blob {digest} is larger than {limit} bytes")
         return bytes(found)
 
-    def blocks(self, digest: str) -> Iterator[bytes]:
+    def blocks(self, digest: str) -> Generator[bytes, None, None]:
         """A blob of any size, in blocks. Raises Refusal after the last one if it does not match its digest."""
         answer = self._get(f"blobs/{digest}")
         if answer is None:

@@ -63,7 +63,17 @@ def pip_configuration(plain: Project, lock: Lock, tmp_path: Path) -> Iterator[Pa
     folder.mkdir()
     for locked in lock.wheels:
         shutil.copy(plain.cached("wheels") / locked.wheel.sha256 / locked.wheel.file, folder)
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, f"uv=={UV_VERSION}"]
+    download = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        f"uv=={UV_VERSION}",
+    ]
     subprocess.run(download, check=True, timeout=300)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()

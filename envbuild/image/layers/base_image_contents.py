@@ -227,7 +227,9 @@ def _interpreter(tree: FileTree, python: str, search: str) -> tuple[str, str]:
         path = f"{folder}/python{python}"
         found = tree.resolve(path) if folder.startswith("/") else None
         if found and isinstance(found[1], TreeFile):
-            return path, found[0]
+            # a virtual environment has its own Python as a link, and is not the home of another one
+            is_environment = tree.resolve(f"{folder}/../pyvenv.cfg") is not None
+            return found[0] if is_environment else path, found[0]
     raise BuildError(
         f"the base image has no python{python} in {printable(search)[:500]}",
         hint=f"name a base image with Python {python}, or another python: in the profile",
@@ -262,6 +264,6 @@ def _toolkit(tree: FileTree) -> tuple[str, str, tuple[str, ...], str]:
     return (
         nvcc[1].note,
         folder[0],
-        tuple(sorted(filter(_LIBRARY.fullmatch, folder[1]))),
+        tuple(name for name in sorted(filter(_LIBRARY.fullmatch, folder[1])) if tree.resolve(f"{folder[0]}/{name}")),
         "" if lib64 else f"{home[0]}/lib64",
     )

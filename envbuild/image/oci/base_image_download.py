@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from envbuild.registry.image_content_reader import CONFIG_BYTES, Config
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util import strict_and_canonical_json, temporary_files, user_folders
-from envbuild.util.errors import BuildError, NetworkError, some
+from envbuild.util.errors import BuildError, EnvbuildError, NetworkError, some
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 VERSION = 1
@@ -37,8 +38,8 @@ _SHOWN = ("created", "created_by", "author", "comment", "empty_layer")  # of an 
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: of its configuration; each layer
-    has one entry that is not marked as empty."""
+    """A base image. `reference`: as in the lock; `manifest`: its digest; `history`: the entries of its configuration.
+    Those that are not marked as empty describe the layers, in order."""
 
     reference: str
     manifest: str
@@ -70,18 +71,23 @@ def _file(digest: str) -> Path:
 
 
 def cached_files(reference: str, platform: str) -> set[str]:
-    """Return the names of the files that a base image has in the cache, or can have."""
-    named, image = Reference.parse(reference).digest, None
-    with contextlib.suppress(BuildError, Malformed):
-        image = read_base_image(reference, platform)
-    digests = [*(layer.digest for layer in image.layers), image.config.id, image.manifest] if image else []
-    return {_file(digest).name for digest in (*digests, named) if digest}
+    """Return the names of all files of a base image, whether they are in the cache or not."""
+    digests = [reference.rpartition("@")[2]]
+    with contextlib.suppress(EnvbuildError):  # an image that cannot be used has no other files worth keeping
+        if image := read_base_image(reference, platform):
+            digests += [*(layer.digest for layer in image.layers), image.config.id, image.manifest]
+    return {_file(digest).name for digest in digests}
 
 
 def missing_bytes(reference: str, platform: str) -> int | None:
     """Return the bytes of the layers that the cache lacks; None if the image's manifest is not in the cache."""
     image = read_base_image(reference, platform)
-    return sum(layer.size for layer in image.layers if not _file(layer.digest).is_file()) if image else None
+    return sum(layer.size for layer in image.layers if not _is_stored(layer)) if image else None
+
+
+def _is_stored(layer: BaseLayerRef) -> bool:
+    file = _file(layer.digest)
+    return file.is_file() and file.stat().st_size == layer.size
 
 
 def download_base_image(reference: str, platform: str, show: Callable[[str, int], None]) -> BaseImage:
@@ -97,7 +103,7 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
             _write(manifest.config, iter([place.blob(manifest.config, CONFIG_BYTES)]))
         image = _parsed(reference, platform, manifest)
         for number, layer in enumerate(image.layers, 1):
-            if not _file(layer.digest).is_file():
+            if not _is_stored(layer):
                 title = f"layer {number} of {len(image.layers)} of the base image"
                 _write(layer.digest, _sized(place, layer), functools.partial(show, title))
     except NetworkError as error:
@@ -183,6 +189,11 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
         raise BuildError(
             f"the base image {reference} is not of {platform}", hint="name the digest of an image of this platform"
         )
+    if config.settings.get("OnBuild"):
+        raise BuildError(
+            f"the base image {reference} has ONBUILD instructions, which envbuild does not run",
+            hint="name a base image without them",
+        )
     if len(config.layers) != len(manifest.layers):
         raise Malformed("the base image's manifest and its configuration name different layers")
     layers = tuple(_layer(item, diff_id) for item, diff_id in zip(manifest.layers, config.layers, strict=True))
@@ -250,5 +261,6 @@ def _write(digest: str, blocks: Iterator[bytes], came: Callable[[int], None] = l
             stream.write(block)
             came(len(block))
         stream.flush()
+        os.fsync(stream.fileno())
         made.chmod(0o644)
         made.replace(file)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.image_naming import PREFIX
+from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci import layout_export
 from envbuild.image.oci.image_description import LAYER, OciImage
 from envbuild.util.errors import EngineError
@@ -55,7 +56,9 @@ def known_layers(engine: Engine, image: OciImage) -> set[str]:
     blob, so only layers count there that are compressed as envbuild writes them."""
     wanted = [layer.diff_id for layer in image.layers]
     as_written = {
-        one.diff_id for one, layer in zip(image.layers, image.described, strict=True) if layer.media_type == LAYER
+        one.diff_id
+        for one, layer in zip(image.layers, image.described, strict=True)
+        if layer.media_type == LAYER and not isinstance(layer.recipe, BaseBlobLayer)
     }
     found: set[str] = set()
     for handle in {handle for _, handle, _ in engine.images(PREFIX)}:

@@ -168,8 +168,10 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
         *_nvcc(lock, inputs),
     ]
     if len(layers) > MAX_LAYERS:
+        of_base = f", {len(inputs.on_image[0].layers)} of them of the base image" if inputs.on_image else ""
+        hint = "name fewer packages" + (", or a base image of fewer layers" if of_base else "")
         raise LockError(
-            f"the lock needs {len(layers)} layers; an image can have at most {MAX_LAYERS}", hint="name fewer packages"
+            f"the lock needs {len(layers)} layers{of_base}; an image can have at most {MAX_LAYERS}", hint=hint
         )
     if inputs.on_image is None:
         return ImageDescription(lock.platform, tuple(layers), _settings(lock, {}))
@@ -283,9 +285,9 @@ def _nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 def _nvcc_of_base(nvcc: Nvcc, held: BaseContents) -> list[DescribedLayer]:
     if held.nvcc != nvcc.release:
+        found = f"is of CUDA {held.nvcc}" if held.nvcc else "is missing or of an unknown release"
         raise BuildError(
-            f"{nvcc.home}/bin/nvcc of the base image is of CUDA {held.nvcc or 'unknown, or missing'}, torch of "
-            f"{nvcc.release}",
+            f"{nvcc.home}/bin/nvcc of the base image {found}; torch needs CUDA {nvcc.release}",
             hint=f"name a devel image of CUDA {nvcc.release} as base",
         )
     recipe = BaseImageNvccLinksLayer(held.library_folder, held.libraries, held.lib64)

@@ -797,7 +797,11 @@ def test_help_lists_no_old_name() -> None:
 
 
 # Not to be changed: evidence and image ids are computed from these. They are renamed with their next version.
-KEPT = {"envbuild/selftest/model.py", "envbuild/selftest/numerics/fingerprint_document.py", "dockerfiles/extension.Dockerfile.j2"}
+KEPT = {
+    "envbuild/selftest/model.py",
+    "envbuild/selftest/numerics/fingerprint_document.py",
+    "dockerfiles/extension.Dockerfile.j2",
+}
 NAMED = re.compile(rf"envbuild (?:{'|'.join(map(re.escape, entry.OLD_NAMES))})(?![\w-])|`(?:prove|bundle|render) --")
 
 

@@ -19,7 +19,7 @@ from envbuild.profile.model import Profile
 from envbuild.resolve import profile_reader_and_overrides
 from unit import oracle
 from unit.lock.overridden import CUBLAS, NEW, OVERRIDE, installed, overridden_lock, write_wheels
-from unit.support import PROFILE, profile_of
+from unit.support import PROFILE, deb, profile_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = ("cpu", "hostile-env", "image-base", "extensions")
@@ -79,10 +79,14 @@ def test_every_package_is_listed_once_by_its_version_or_hash() -> None:
     lock, profile = golden_case("apt-layer")
     text = rendered("dockerfile", lock, profile, "sample")
     packages = text.partition("<<'PACKAGES' /opt/packages.txt\n")[2].partition("\nPACKAGES\n")[0].splitlines()
-    assert packages == [*sorted({f"{deb.name}={deb.version}" for deb in (*lock.base, *lock.apt)}), "python3-venv"]
+    pins = {f"{deb.name}={deb.version}" for deb in (*lock.base, *lock.apt)}
+    assert packages == sorted(pins), "no Python in this base"
+    python = deb("python3.11", "3.11.2-6+deb12u9")
+    text = rendered("dockerfile", replace(lock, base=(*lock.base, python)), profile, "sample")
+    assert "\npython3.11=3.11.2-6+deb12u9\npython3.11-venv=3.11.2-6+deb12u9\n" in text
     wheels = text.partition("<<'REQUIREMENTS' /opt/requirements.txt\n")[2].partition("\nREQUIREMENTS\n")[0].splitlines()
-    pins = (one.wheel for one in lock.wheels)
-    assert wheels == sorted(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}" for pin in pins)
+    hashes = (one.wheel for one in lock.wheels)
+    assert wheels == sorted(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}" for pin in hashes)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_an_image_is_audited_before_it_gets_its_tag(
     monkeypatch.setattr(build_records, "write", lambda record: done.append("record"))
     plan = plan_of(project, PROFILE)
     lock_file.write(whole_lock(plan), SOURCE.known_lock, "sample")
-    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch"))
+    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan)))
     assert built.image == image_of("loaded")
     (record,) = built.new_build_records
     assert (record.image, record.handle) == (written().id, image_of("loaded").handle)
@@ -210,7 +210,7 @@ def test_without_the_cache_layers_are_written_again(
     monkeypatch.setattr(image_steps, "write_layers", write)
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
-    recipe = Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch")
+    recipe = Recipe(SOURCE, plan, whole_lock(plan))
     image_steps.find_or_build_image(context, recipe, no_cache=True)
     image_steps.find_or_build_image(context, recipe)
     assert asked == [True, False]
@@ -224,7 +224,7 @@ def test_a_rebuild_without_a_lock_file_is_not_noted(
     context, _ = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
-    image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch"))
+    image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan)))
     assert list(user_folders.cache_folder("built", make=False).glob("*")) == []
 
 
@@ -246,7 +246,7 @@ def test_a_discarded_image_leaves_no_record(
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     found = image if stays == "a container's" else None
     monkeypatch.setattr(StepContext.engine, "find", lambda handle: found, raising=False)
-    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked, "FROM scratch"))
+    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked))
     image_steps.discard_build(context, MakeResult("sample", lock=locked, new_build_records=built.new_build_records))
     assert {one.image for one in build_records.all_records()} == {
         earlier.image,

@@ -79,6 +79,15 @@ def test_a_python_in_another_place_has_its_library_there() -> None:
     assert (found.interpreter, found.executable) == ("/usr/local/bin/python3.11", f"/{store}/bin/python3.11")
 
 
+def test_a_virtual_environment_in_the_path_is_not_the_home_of_another() -> None:
+    environment: dict[str, Entry] = {
+        "app/.venv/bin/python3.11": "-> /usr/bin/python3.11",
+        "app/.venv/pyvenv.cfg": b"home = /usr/bin\n",
+    }
+    found = contents(debian(), environment, environment={"PATH": "/app/.venv/bin:/usr/bin"})
+    assert (found.interpreter, found.executable) == ("/usr/bin/python3.11", "/usr/bin/python3.11")
+
+
 def test_red_hats_standard_library_is_in_lib64() -> None:
     entries: dict[str, Entry] = {
         "usr/bin/python3.11": b"\x7fELF",

@@ -302,6 +302,26 @@ def history_of(registry: Registry, history: Any) -> list[dict[str, Any]]:
     return [dict(entry) for entry in download(base.reference(registry)).history]
 
 
+def test_an_image_with_triggers_is_refused(registry: Registry) -> None:
+    base = PushedBase([debian()], {"OnBuild": ["RUN make"]})
+    with pytest.raises(BuildError, match="has ONBUILD instructions"):
+        download(base.reference(registry))
+
+
+def test_a_layer_whose_file_is_cut_off_is_downloaded_again(registry: Registry) -> None:
+    image = download(BASE.reference(registry))
+    file = user_folders.cache_folder("images") / image.layers[0].digest.removeprefix("sha256:")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert base_image_download.missing_bytes(image.reference, PLATFORM) == image.layers[0].size
+    download(image.reference)
+    assert files() >= {image.layers[0].digest}
+
+
+@pytest.mark.parametrize("name", ["Team/Python", "a//b", "a:b:c"])
+def test_a_reference_that_no_registry_accepts_has_no_other_files(name: str) -> None:
+    assert base_image_download.cached_files(f"{name}@sha256:{'a' * 64}", PLATFORM) == {"a" * 64}
+
+
 def test_the_history_is_kept_with_its_empty_entries(registry: Registry) -> None:
     full = {"created": "2026-01-01T00:00:00Z", "created_by": "RUN x", "author": "a", "comment": "c"}
     history = [full, {"created_by": "ENV A=b", "empty_layer": True}, {"created_by": "RUN y", "other": 5}]

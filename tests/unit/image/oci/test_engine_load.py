@@ -6,17 +6,22 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.image.docker_engine import Image
+from envbuild.image.layers import gzip_members
+from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci.engine_load import known_layers, load_image
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.image.oci.layer_blobs import learn_layers
 from envbuild.registry import oci_types
 from envbuild.util.errors import DiskError, EngineError
 from unit.image.oci.layered_samples import SampleRecipe, described
+from unit.saved import layer
 
 BASE, TORCH, OWN = (SampleRecipe(name, name.encode() * 1000) for name in ("base", "torch", "own"))
 
@@ -110,6 +115,19 @@ def test_a_layer_on_other_layers_is_known_by_its_blob_alone(containerd_store: bo
     load(engine, image(BASE, TORCH, OWN))
     load(engine, image(BASE, SampleRecipe("new", b"x"), OWN), "2")
     assert len(engine.loads[1]) == sent
+
+
+def test_a_compressed_layer_of_a_base_image_is_always_sent_to_the_containerd_store(tmp_path: Path) -> None:
+    """Another registry may have the same tar with another compression."""
+    blob = tmp_path / "blob"
+    blob.write_bytes(b"".join(gzip_members.compress([layer(a="1")])))
+    digest, diff_id = oci_types.digest_of(blob.read_bytes()), oci_types.digest_of(layer(a="1"))
+    based = DescribedLayer("base image, layer 1", "base", BaseBlobLayer(blob, digest, diff_id))
+    whole = described(OWN)
+    found = learn_layers(replace(whole, layers=(based, *whole.layers)), lambda line: None)
+    engine = LoadingEngine(containerd_store=True)
+    load(engine, found)
+    assert known_layers(engine, found) == {found.layers[1].diff_id}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("containerd_store", [False, True])
