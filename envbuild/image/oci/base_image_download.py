@@ -242,12 +242,11 @@ def _sized(place: Repository, layer: BaseLayerRef) -> Iterator[bytes]:
     """Yield the blob of a layer. Raises Refusal if its size is not the one in the manifest: a registry could fill the
     disk with a blob that does not end."""
     count = 0
-    with contextlib.closing(place.blocks(layer.digest)) as blocks:
-        for block in blocks:
-            count += len(block)
-            if count > layer.size:
-                break
-            yield block
+    for block in place.blocks(layer.digest):
+        count += len(block)
+        if count > layer.size:
+            break
+        yield block
     if count != layer.size:
         size = "more" if count > layer.size else str(count)
         raise Refusal("digest", f"the blob {layer.digest} has {size} bytes, its manifest states {layer.size}")

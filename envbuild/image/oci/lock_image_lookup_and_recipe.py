@@ -66,7 +66,7 @@ def recipe_digest(lock: Lock, compiled: Iterable[CompiledRecord]) -> str:
     """
     wheels = {one.name: WheelOfLayer(Path(one.file), one.sha256) for one in compiled}
     if lock.image is None:
-        return _described(lock, wheels, None).recipe
+        return describe_lock(lock, wheels).recipe
     recipe = _described(lock, wheels, _stand_in(lock, lock.image)).recipe
     versions = [base_image_contents.VERSION, base_image_download.VERSION]
     return strict_and_canonical_json.canonical_digest([versions, recipe])
