@@ -67,8 +67,8 @@ def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
 
 
 def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
-    """Yield the entries of ld.so.cache that map a name to a file with a different name, or that map a system library or
-    one of `names` to a file outside the default and `locked` folders.
+    """Yield the entries of ld.so.cache that map a name to a file with a different name. Also yield those that map a
+    system library or one of `names` to a file outside the default and `locked` folders.
 
     Only the format that glibc writes since 2.32 is read.
     """

@@ -14,8 +14,8 @@ SHM = Limits.shm
 """Bytes of shared memory in the self-test's container. With Docker's default, 64 MiB, DataLoader workers and NCCL
 fail."""
 SKEW = 60.0
-"""Seconds. A registry accepts a token that expired, or becomes valid, within this time (distribution/distribution,
-registry/auth/token)."""
+"""Seconds. A registry also accepts a token that expired at most this long ago, or becomes valid within this time
+(distribution/distribution, registry/auth/token)."""
 DRIFT = 5.0
 """Seconds. The rounding of a Date header and the network's delay cannot explain a larger difference."""
 
@@ -125,8 +125,8 @@ def _distinct(disks: Sequence[Disk]) -> list[Disk]:
 
 
 def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
-    """Checks that each configured index or registry answers and gives access. `late`: the answers were not read in
-    time."""
+    """Checks that each configured index or registry answers and gives access. `late`: whether the answers were
+    not read in time."""
     if late:
         who = "pip did not report its indexes in time" if name == "index" else "no answer in time"
         return Check(name, "fail", who, remedy)

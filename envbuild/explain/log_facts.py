@@ -265,8 +265,8 @@ def _traceback_cut(log: Log) -> bool:
 
 
 _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
-"""Thresholds for memory that belongs to other processes: it must be more than this number of GiB, because the CUDA
-context of the process itself may be missing in the sum, and more than this share of the GPU's memory."""
+"""Thresholds for memory that belongs to other processes: a number of GiB, and a share of the GPU's memory. Less memory
+may be the CUDA context of the process itself, which may be missing in the sum."""
 _PIECES = 0.15
 """If at least this share of torch's memory is unused, fragmentation is the cause; a few percent are normal."""
 
@@ -309,8 +309,8 @@ _FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>
 
 
 def _memory_of_nobody(log: Log) -> Iterator[str]:
-    """Yields memory-of-others if nvidia-smi shows that more than half of the GPU's memory is used, but by no process
-    that it lists, or if an inference engine found less than half of the memory free when it started."""
+    """Yields memory-of-others in two cases: nvidia-smi shows that more than half of the GPU's memory is used, but not
+    by a listed process; or an inference engine found less than half of the memory free when it started."""
     for _, match in log.find(log_pattern(_FREE_OF_TOTAL), 20):
         if float(match["free"]) < float(match["total"]) / 2:
             yield "memory-of-others"
