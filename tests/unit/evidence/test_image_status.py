@@ -153,7 +153,7 @@ def test_never_locked_is_missing(world: World) -> None:
 def test_never_built_is_missing(world: World) -> None:
     found = world.status()
     assert (found.state, found.lock, found.image) == ("missing", world.lock.id, None)
-    assert "not built" in found.details[0]
+    assert "no image was built" in found.details[0]
 
 
 @pytest.mark.parametrize(("known", "code"), [(True, 6), (False, 8)])
@@ -189,7 +189,7 @@ def test_a_tag_alone_makes_nothing_built(world: World) -> None:
     world.proved(image)
     found = world.status()
     assert (found.state, found.image) == ("missing", None)
-    assert "not built" in found.details[0] and "another user or machine built it" in found.details[1]
+    assert "no image was built" in found.details[0] and "another user or machine built it" in found.details[1]
 
 
 def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> None:
@@ -394,7 +394,7 @@ def test_a_damaged_build_record_proves_nothing(world: World) -> None:
         file.write_text("{}", encoding="utf-8")
     found = world.status()
     assert (found.state, found.image) == ("missing", None)
-    assert "not built" in found.details[0]
+    assert "no image was built" in found.details[0]
 
 
 def test_the_lock_on_disk_is_what_counts(world: World) -> None:
