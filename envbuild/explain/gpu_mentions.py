@@ -85,6 +85,7 @@ _SHORT = (
 _BEFORE_SHORT = (
     rf"\d {{0,1}}{_TIMES} ?$|\b(?:dual|two|three|four|six|eight|quad|single|multiple|multi|several|both)[ -]$"
     r"|\b(?:geforce|nvidia|rtx|gtx|tesla|colab|gpus?|cards?|my|our)[ :=(-]{1,3}$|(?:双|单|四|八|显卡)[: ]?$"
+    r"|\b(?:gpus?|cards?)(?: (?:i|we) (?:use|used|have))? (?:is|are|was|were)(?: an?| the)? $"
 )
 _AFTER_SHORT = (
     rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b"

@@ -199,7 +199,10 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
 
 def _supported(log: Log, situation: Situation) -> Iterator[str]:
     """Yields the states that are true if torch has no code for a GPU. card-below-torch: torch has code only for newer
-    GPUs, according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU."""
+    GPUs, according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU.
+    card-newer-than-cuda: torch was built with a CUDA release older than the first one that supports the GPU."""
+    if situation.cuda and any(_first_cuda(gpu) > Version(situation.cuda) for gpu in situation.gpus):
+        yield "card-newer-than-cuda"
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
     for _, match in log.find(log_pattern(_RANGE), 1):
         if any(card < Version(match[1]) for card in cards):
@@ -215,6 +218,13 @@ def _supported(log: Log, situation: Situation) -> Iterator[str]:
         yield "card-below-torch"
     if printed and without:
         yield "card-not-in-torch"
+
+
+def _first_cuda(gpu: Gpu) -> Version:
+    """The first CUDA that compiles code for the GPU, from a GPU with the same compute capability; 0 if unknown."""
+    same = [gpu, *(other for other in database.gpus().values() if other.compute_capability == gpu.compute_capability)]
+    known = (Version(other.first_cuda) for other in same if other.first_cuda and other.id != UNLISTED)
+    return min(known, default=Version("0"))
 
 
 def _unlisted(capability: str) -> Gpu:

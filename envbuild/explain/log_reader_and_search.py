@@ -377,16 +377,25 @@ def log_pattern(pattern: str) -> LazyPattern:
 
 @cache
 def relaxed(pattern: LazyPattern) -> LazyPattern:
-    """Returns the pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either
-    kind. Sets of characters and look-behinds are not changed."""
+    """Returns a pattern that also matches other punctuation: quotes are optional and of either kind, the apostrophe of
+    "can't" and full stops before spaces are optional, and a colon, comma, semicolon or dash before a space may be any
+    of these, or missing. Sets of characters and look-behinds are not changed."""
     return LazyPattern(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
 
 
 _PUNCTUATION = re.compile(
-    r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])"
+    r"(?P<stop>\\\.)(?= )|\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])"
+    r"|(?<=n)(?P<apostrophe>\.)(?=t\b)|(?P<optional>:\? \?)"
 )
-"""Tokens of a pattern. The first four kinds are copied."""
+"""Tokens of a pattern. Those without a name are copied."""
+_SEPARATOR = "(?: ?[:,;-]>?)?"
 
 
 def _optional(token: re.Match[str]) -> str:
-    return f"{token[0]}?" if token["mark"] else "['\"]?" if token["quote"] else token[0]
+    if token["mark"]:
+        return _SEPARATOR
+    if token["optional"]:
+        return "[ :-]{0,3}"
+    if token["stop"] or token["apostrophe"]:
+        return f"{token[0]}?"
+    return "['\"]?" if token["quote"] else token[0]
