@@ -45,6 +45,10 @@ TORCHES = 3
 _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
 
+Mention = tuple[Gpu, int]
+"""A GPU that the log names, and the number that is written at its name, or 0."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """The facts of a log.
@@ -78,7 +82,8 @@ class Reading:
 def read(log: Log) -> Reading:
     """Return the facts in a log: versions, GPUs, symptoms, operations, stack frames and failures."""
     first, versions = rank_failure_and_last_collectives.first_failure(log), log_versions.read(log)
-    situations = tuple(_situations(log, versions))
+    mentioned = tuple(gpu_mentions.mentioned_gpus(log))
+    situations = tuple(_situations(log, versions, mentioned))
     situation = _common(situations)
     stack = stack_frames.read(log)
     states = {*_memory(log), *_supported(log, situation)}
@@ -93,7 +98,7 @@ def read(log: Log) -> Reading:
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
-        rank_failure_and_last_collectives.works(log, situation.gpu_count), _error(log), _count(log)[1],
+        rank_failure_and_last_collectives.works(log, situation.gpu_count), _error(log), _count(log, mentioned)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
         stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))), frozenset(_operations(log)),
     )  # fmt: skip
@@ -118,7 +123,7 @@ def _operations(log: Log) -> Iterator[OperationClass]:
     return (row.operation for row in log_signatures.operation_patterns() if log.has(row.lines))
 
 
-def _situations(log: Log, versions: LogVersions) -> Iterator[Situation]:
+def _situations(log: Log, versions: LogVersions, mentioned: Sequence[Mention]) -> Iterator[Situation]:
     """Returns the possible combinations of versions. A torch release adds the versions of the libraries that it
     requires, unless the log has a different version of a library."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
@@ -126,9 +131,9 @@ def _situations(log: Log, versions: LogVersions) -> Iterator[Situation]:
         if log.has(word.lines) and not log.has(word.unless):
             words[word.kind].add(word.word)
     bare = Situation(
-        gpus=_gpus(log),
+        gpus=_gpus(log, mentioned),
         driver=versions.driver,
-        gpu_count=_count(log)[0],
+        gpu_count=_count(log, mentioned)[0],
         environment=frozenset(words["environment"]),
         features=frozenset(words["features"]),
         extensions=frozenset(words["extensions"]),
@@ -187,9 +192,9 @@ def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None
     return f"{version.public}{label}", cuda
 
 
-def _gpus(log: Log) -> tuple[Gpu, ...]:
+def _gpus(log: Log, mentioned: Sequence[Mention]) -> tuple[Gpu, ...]:
     """Returns the GPUs that the log is about, except GPUs on which the program worked, according to the log."""
-    found = {gpu.id: gpu for gpu, _ in gpu_mentions.mentioned_gpus(log)}
+    found = {gpu.id: gpu for gpu, _ in mentioned}
     if not found and not gpu_mentions.names_a_gpu(log):
         named = [f"{match[1]}.{match[2]}" for _, match in log.find(log_pattern(_CAPABILITY), 20)]
         named += [card.compute_capability for card in log_signatures.gpu_patterns() if log.has([card.pattern])]
@@ -235,11 +240,11 @@ def _unlisted(capability: str) -> Gpu:
     )  # fmt: skip
 
 
-def _count(log: Log) -> tuple[int | None, bool]:
+def _count(log: Log, mentioned: Sequence[Mention]) -> tuple[int | None, bool]:
     """Returns the number of GPUs that work together (None unless the log shows several), and whether there may be
     more."""
     sizes = [int(match[1]) for _, match in log.find(log_pattern(_WORLD), 50)]
-    seen = [count for _, count in gpu_mentions.mentioned_gpus(log)]
+    seen = [count for _, count in mentioned]
     seen += [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(log_pattern(pattern), 50)]
     # the highest rank with a line in the log need not be the last rank of the job
     return max((count for count in sizes or seen if count > 1), default=None), not sizes

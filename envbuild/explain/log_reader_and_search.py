@@ -384,8 +384,8 @@ def relaxed(pattern: LazyPattern) -> LazyPattern:
 
 
 _PUNCTUATION = re.compile(
-    r"(?P<stop>\\\.)(?= )|\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])"
-    r"|(?<=n)(?P<apostrophe>\.)(?=t\b)|(?P<optional>:\? \?)"
+    r"(?P<stop>\\\.)(?= )|\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )"
+    r"|(?P<quote>['\"])(?![?{*+])|(?<=n)(?P<apostrophe>\.)(?=t\b)|(?P<optional>:\? \?)"
 )
 """Tokens of a pattern. Those without a name are copied."""
 _SEPARATOR = "(?: ?[:,;-]>?)?"

@@ -18,8 +18,8 @@ from envbuild.util.errors import FactsError, near
 
 Patterns = tuple[LogPattern, ...]
 State = Literal[
-    "card-below-torch", "card-newer-than-cuda", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented", "hang-stack",
-    "interrupted", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
+    "card-below-torch", "card-newer-than-cuda", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented",
+    "hang-stack", "interrupted", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
 ]  # fmt: skip
 SymptomClass = Literal[
     "hang", "illegal-access", "kill", "nan", "out-of-memory", "signal-abrt", "signal-bus", "signal-fpe", "signal-ill",
