@@ -797,7 +797,13 @@ def test_all_faults_of_a_site_file_are_reported_at_once() -> None:
     with pytest.raises(FactsError) as raised:
         database.advisories()
     faults = [str(fault) for fault in raised.value.faults]
-    for line, word in ((4, "integer"), (9, "refuse"), (10, "unknown key"), (12, "repeats a group"), (17, "unknown key")):
+    for line, word in (
+        (4, "integer"),
+        (9, "refuse"),
+        (10, "unknown key"),
+        (12, "repeats a group"),
+        (17, "unknown key"),
+    ):
         assert [text for text in faults if f"own.yaml:{line}: " in text and word in text], (line, word, faults)
 
 
