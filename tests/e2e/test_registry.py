@@ -1,4 +1,4 @@
-"""A base from a private registry: TLS by an authority of our own, user and password, no mmdebstrap."""
+"""A base image from a private registry: TLS by an authority of our own, user and password, no mmdebstrap."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
     found = lock_file.read(private.lock(name))
     assert found
     assert (found.image, found.base) == (base_image, ())
-    assert f"FROM {base_image}\n" in private.dockerfile(name).read_text(encoding="utf-8")
+    assert f"ARG BASE={base_image}\nFROM ${{BASE}}\n" in private.dockerfile(name).read_text(encoding="utf-8")
 
     tag = done.document["tags"][0]
     known = [registry.password, base64.b64encode(f"{USER}:{registry.password}".encode()).decode()]
@@ -81,12 +81,13 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
         assert secret not in output
         assert [path for path in written if secret.encode() in path.read_bytes()] == []
     assert not in_layers(tag, [secret.encode() for secret in known])
+    again = private.run("build", name, "--no-cache", "--json", DOCKER_CONFIG=str(registry.stranger))
+    assert (again.code, again.document["image"]) == (0, done.document["image"]), f"{again.stdout}\n{again.stderr}"
 
 
-def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
+def test_the_release_of_a_devel_images_nvcc_is_read_from_its_layers(
     indexed: Project, registry: Registry, quick: Proved, run_id: str, scratch: Path
 ) -> None:
-    """The contents of a base image are unknown before it is pulled."""
     found = lock_file.read(quick.project.lock(quick.name))
     assert found
     shutil.copy(debian_base_tar.tar_file(found), scratch / "devel.tar")
@@ -107,4 +108,5 @@ def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
     indexed.change(name, torch="2.6.0")
     other = indexed.run("build", name, "--json", DOCKER_CONFIG=str(registry.login))
     assert (other.code, other.error["kind"]) == (6, "build")
-    assert "install: /usr/local/cuda/bin/nvcc is of CUDA 12.6, torch of 12.4" in other.error["hint"]
+    expected = "/usr/local/cuda/bin/nvcc of the base image is of CUDA 12.6; torch needs CUDA 12.4"
+    assert expected in other.error["message"]
