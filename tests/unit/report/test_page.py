@@ -213,7 +213,7 @@ def test_the_layers_are_those_of_the_lock(browser: Browser, site: Site) -> None:
     shown = {cells[0]: cells[1] for cells in rows(browser, ".layers")}
     assert shown == {
         **{name: f"{size / 1e6:,.0f} MB" for name, size in sizes.items()},
-        "the virtual environment, /opt/venv": "0",
+        "virtual environment": "0",
     }
     widths = browser.run(
         "return [...document.querySelectorAll('.layers rect')].map(r => r.getBoundingClientRect().width)"

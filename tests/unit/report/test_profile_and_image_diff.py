@@ -106,7 +106,7 @@ def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project:
 
 def test_the_unknown_size_of_a_base_image_is_not_zero(project: Path) -> None:
     made = lock_for(plan_of(project, PROFILE))
-    on_image = replace(made, suite=None, image=f"registry.example/cuda@sha256:{'1' * 64}", base=())
+    on_image = replace(made, suite=None, image=f"registry.example/cuda@sha256:{'1' * 64}", base=(), apt=())
     found = profile_and_image_diff.compare_sides(
         profile_and_image_diff.of_lock("a", made), profile_and_image_diff.of_lock("b", on_image)
     )
