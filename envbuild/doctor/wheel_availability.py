@@ -45,7 +45,8 @@ def check_wheels(loaded: LoadedProfile, checks: Sequence[Check]) -> Check:
     remedy = (
         uv_error_translator.local_build(local)
         if local
-        else f"configure an index that has them, or envbuild lock {loaded.cli_words}"
+        else "configure an index that has them, or lock other versions: "
+        f"envbuild lock {loaded.cli_words} --upgrade NAME"
     )
     files = tuple(one.file for one in missing)
     return Check(WHEELS, "fail", f"no configured index has {named}", remedy, files)

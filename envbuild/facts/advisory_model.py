@@ -191,7 +191,10 @@ class Change:
 
 def _stating(match: Match) -> Match:
     if match.states_nothing:
-        raise ValueError("has no condition; write [] if only a log can show that the advisory applies")
+        raise ValueError(
+            "has no condition (`without` alone does not count); write `match: []` if only a log can show that the "
+            "advisory applies"
+        )
     return match
 
 

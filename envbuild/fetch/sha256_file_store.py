@@ -39,7 +39,7 @@ class Store:
             raise HashMismatch(
                 f"{name} is not the file that was locked: sha256 {found}, locked {sha256}",
                 hint="a mirror serves a different file under this name, or the download was cut short; use a mirror "
-                "that you trust, or lock again",
+                "that you trust, or lock everything again: envbuild lock PROFILE --upgrade",
             )
         target = self.path(sha256, name)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -354,7 +354,8 @@ def fetch_wheels(
     addresses = {wheel.file: address for wheel, address in found.items()}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:
-        raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")
+        hint = "lock other versions: envbuild lock PROFILE --upgrade NAME"
+        raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint=hint)
     session = index_config.index_session()
     stop = threading.Event()  # one failure, or Ctrl-C, also ends the other downloads
     with store.incoming() as folder, ThreadPoolExecutor(index_config.PARALLEL) as pool:

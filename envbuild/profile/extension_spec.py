@@ -121,9 +121,10 @@ class Extension(Model):
             raise ValueError("give one of git, sdist, or none (a reason)")
         besides = sorted(self.model_fields_set - {"name", "none"})
         if self.none is not None and besides:
+            describe, keys = ("describes", "this key") if len(besides) == 1 else ("describe", "these keys")
             raise ValueError(
-                f"none leaves the extension out, but {', '.join(besides)} describe how to build it: remove none or "
-                "these keys"
+                f"none leaves the extension out, but {', '.join(besides)} {describe} how to build it: remove none or "
+                f"{keys}"
             )
         if (self.git is None) != (self.commit is None):
             raise ValueError("git and commit (40 hex digits) go together")

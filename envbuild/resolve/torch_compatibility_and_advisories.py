@@ -219,19 +219,21 @@ def _driver(loaded: LoadedProfile, release: TorchRelease | None) -> str | None:
 
 
 def _compat(loaded: LoadedProfile, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
-    """A fault if the profile has forward-compatibility libraries and lists GPUs whose driver refuses them."""
+    """A fault if the profile has forward-compatibility libraries and lists GPUs whose driver refuses them, or no
+    GPU."""
     if loaded.profile.driver.compat is None:
         return
     others = [gpu.id for gpu in gpus if not gpu.datacentre]
-    if others or not gpus:
-        cards = ", ".join(others) or "the CPU"
+    if others:
         cited = ", ".join(next(item.cite for item in database.advisories() if item.id == _NO_COMPAT)[:2])
-        text = (
-            f"forward-compatibility libraries are for datacentre GPUs; on {cards}, CUDA fails with error 804 ({cited})"
-        )
+        text = f"{_FOR_DATACENTRE}; on {', '.join(others)}, CUDA can fail with error 804 ({cited})"
+        yield loaded.document.fault(("driver", "compat"), text)
+    elif not loaded.profile.gpus:
+        text = f"{_FOR_DATACENTRE}, and this profile lists no GPU: remove driver: compat"
         yield loaded.document.fault(("driver", "compat"), text)
 
 
+_FOR_DATACENTRE = "forward-compatibility libraries are for datacentre GPUs"
 _NO_COMPAT = "error-804-forward-compat"
 
 

@@ -125,7 +125,8 @@ def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, object]]:
     image = f"run in the image of {name} (envbuild make {name})"
     yield {"when": {"probe": "env.libs", "failure": "version"}, "remedy": f"{image}, or install the locked versions"}
     if cards:
-        yield {"when": {"probe": "env.identity", "status": "failed"}, "remedy": f"run on one of: {', '.join(cards)}"}
+        remedy = f"run on a whole GPU of one of these models: {', '.join(cards)}"
+        yield {"when": {"probe": "env.identity", "status": "failed"}, "remedy": remedy}
         yield {"when": {"status": "skipped", "reason": _NO_GPU_CODE}, "remedy": f"{image}, or install the locked torch"}
     yield {
         "when": {"status": "skipped"},

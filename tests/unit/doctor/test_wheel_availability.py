@@ -38,7 +38,7 @@ def test_a_missing_wheel_is_named(served: Index) -> None:
     found = check()
     assert (found.status, found.detail) == ("fail", f"no configured index has {file.name}")
     assert found.missing == (file.name,)
-    assert "envbuild lock sample" in str(found.remedy)
+    assert "envbuild lock sample --upgrade NAME" in str(found.remedy)
 
 
 def test_another_file_under_the_name_is_not_the_locked_one(served: Index) -> None:

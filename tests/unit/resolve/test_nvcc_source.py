@@ -172,7 +172,7 @@ def test_they_are_for_datacentre_gpus(project: Path, card: str) -> None:
         assert plan_of(project, data).archives
     else:
         (message,) = [text for field, text in refused(project, data) if field == "driver.compat"]
-        assert f"on {card}, CUDA fails with error 804" in message
+        assert f"on {card}, CUDA can fail with error 804" in message
         assert "NVIDIA/nvidia-docker#1294" in message
 
 
@@ -183,7 +183,12 @@ def test_one_other_gpu_of_a_fleet_is_enough(project: Path) -> None:
 
 def test_they_are_nothing_for_the_cpu(project: Path) -> None:
     ((field, message),) = refused(project, {**PROFILE, "driver": {"compat": FILE}})
-    assert (field, "on the CPU" in message) == ("driver.compat", True)
+    assert (field, "this profile lists no GPU" in message) == ("driver.compat", True)
+
+
+def test_an_unknown_gpu_is_the_only_fault(project: Path) -> None:
+    data = {**OLD, "gpus": ["nosuch"], "driver": {"compat": FILE}}
+    assert [field for field, _ in refused(project, data)] == ["gpus[0]"]
 
 
 # extensions
