@@ -37,9 +37,9 @@ BENCH, SECOND = "bench", "second"
 
 @dataclass(frozen=True)
 class Stock:
-    """`folder`: contains everything; `project`: the folder in which envbuild runs, with a profile for each pin;
-    `wheels`: the wheels of the profile; `cublas`: the cuBLAS wheel of each version; `base`, `uv`: image references for
-    the compared tools."""
+    """`folder`: contains everything; `project`: the folder in which envbuild runs, with a profile for each pin and one
+    for a second GPU; `wheels`: the locked wheels of the profile step-video; `cublas`: cuBLAS version -> wheel; `base`,
+    `uv`: image references for the compared tools."""
 
     folder: Path
     wheels: tuple[LockedWheel, ...]

@@ -52,7 +52,8 @@ compressed.
 
 
 class Figures:
-    """Reads values from the cases of a document; None if a value was not measured."""
+    """Reads values from the cases of a document. If a value was not measured, `all` returns an empty list, and `median`
+    and `ratio` return None."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.cases = document["cases"]

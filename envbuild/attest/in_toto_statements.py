@@ -105,8 +105,8 @@ def canonical(statement: Statement) -> bytes:
 
 
 def parse_statement(document: Mapping[str, object]) -> Statement:
-    """Return the statement in a parsed JSON document. An invalid predicate is replaced by an empty one. Raises
-    Malformed."""
+    """Return the statement in a parsed JSON document. A predicate that is missing or is not a JSON object is replaced
+    by an empty one; its fields are not checked here. Raises Malformed if another part is invalid."""
     if document.get("_type") != STATEMENT:
         raise Malformed("the signed content is not an in-toto statement")
     try:

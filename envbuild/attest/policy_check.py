@@ -30,7 +30,9 @@ def of_build(
 ) -> tuple[list[Proof], list[Reason]]:
     """Check the run records of an image against the requirements of its profile and of the policy.
 
-    Returns (a proof for each model that the image is verified on, the reasons why the evidence is not sufficient).
+    Returns (a proof for each model whose runs meet the requirements of the profile and the level and probes of the
+    policy, even if there are objections to its age, driver or advisories; all reasons why the evidence is not
+    sufficient).
     """
     required = _stricter(profile_proofs_and_image_states.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or profile_proofs_and_image_states.models_to_prove(build.profile)

@@ -2,7 +2,7 @@
 the name of the signal to exit statuses. Pure.
 
 "浮点数例外" becomes "Floating point exception", and "Exit Code:    136" is followed by "[ended by SIGFPE]". So the
-patterns in signatures.yaml need to match only the English messages and the names of signals.
+patterns for causes need only the English form of these messages, and the names of signals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Facts about Debian suites, GPUs, CUDA, torch and known faults. They come from data files that are read once, and a
 site can add its own.
 
-If data files are malformed, every function raises FactsError, which lists every malformed entry with file and line.
+A function raises FactsError if the data that it reads are malformed. The error lists all malformed entries of those
+data, with file and line. `suites` and `base_packages` do not validate the values that they read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facts about compiling extensions: sources of nvcc, variables that compilers read, and their error messages.
 
-Every function raises FactsError if the data files are malformed.
+A function raises FactsError if the data that it reads are malformed. The error lists all malformed entries of those
+data, with file and line. `variables` and `debian_packages` do not validate the values that they read.
 """
 
 from __future__ import annotations

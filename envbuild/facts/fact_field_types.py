@@ -61,8 +61,8 @@ class FactRow:
 
 @dataclasses.dataclass(frozen=True)
 class VersionRange:
-    """One or several PEP 440 specifiers. It contains the versions that any of the specifiers accepts, also
-    pre-releases."""
+    """One or several PEP 440 specifiers, each possibly with several clauses (">=1,<2"). It contains the versions that
+    satisfy all clauses of at least one specifier, including pre-releases."""
 
     any_of: tuple[SpecifierSet, ...]
 

@@ -1,8 +1,10 @@
 """Reads and validates the fact files: those shipped in facts/data/, and a site's own.
 
 A site's GPUs and advisories come from `facts.d/*.yaml` in the folder of its config.yaml, in the format of
-facts/data/gpus.yaml and facts/data/advisories.yaml. Every function raises FactsError with all malformed entries, each
-with file and line.
+facts/data/gpus.yaml and facts/data/advisories.yaml.
+
+`rows` and `extensible` raise FactsError if the rows that they read are malformed. The error lists all malformed entries
+of those rows, with file and line. `read` only parses a file and does not validate its values.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def signatures() -> Mapping[str, Signature]:
 
 @cache
 def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
-    """`site`: the files of the site's advisories; they are the cache key."""
+    """`site`: the site's own fact files; their paths are the cache key."""
     advisories, rows = {advisory.id: advisory for advisory in database.advisories()}, _rows()
     known = {*advisories, *rows}
     for row in rows.values():

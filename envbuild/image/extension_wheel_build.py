@@ -161,7 +161,8 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
         whole.mkdir()
         wheel.rename(whole / wheel.name)
         write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
-        shutil.rmtree(target, ignore_errors=True)  # removes a damaged wheel; this process holds the lock
+        # removes a damaged wheel; no other process writes here, because compile_wheel holds this wheel's process lock
+        shutil.rmtree(target, ignore_errors=True)
         whole.rename(target)
     found = find_wheel(lock, one)
     assert found

@@ -313,7 +313,8 @@ def existing(context: StepContext, loaded: LoadedProfile, reference: str | None 
 
 
 def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: str | None) -> tuple[Lock, Image | None]:
-    """Like `existing`, but the image is None if the engine has none that was built from the lock."""
+    """Like `existing`, but the image is None if the engine has none that this envbuild would build from the lock. A
+    missing `reference` still raises EngineError."""
     lock = _current_lock(context, loaded)
     if reference is not None:
         return lock, context.engine.get(reference)

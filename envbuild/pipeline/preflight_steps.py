@@ -41,8 +41,9 @@ def run_preflight(
 
     Raises NotProved if no proof is possible here, unless the options allow that or the user agrees. The user is not
     asked if `--gpus` names too few GPUs, or a GPU that this machine lacks. Raises EngineError if no engine responds,
-    because nothing can be built then. Raises FileError or UsageError if the configured key cannot sign evidence. With
-    `--locked`, a missing or stale lock is not an error here: the next step reports it.
+    because nothing can be built then. If this run can make evidence, raises FileError if the configured key cannot be
+    used, and UsageError if its passphrase is missing. With `--locked`, a missing or stale lock is not an error here:
+    the next step reports it.
     """
     engine = connect(context)
     found = examine(engine, loaded, plan, options)

@@ -55,7 +55,7 @@ class LibraryWatch:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Stop watching. Return whether any process mapped one of the libraries."""
+        """Stop watching. Return whether any process was seen to map one of the libraries."""
         self._end.set()
         if self._thread:
             self._thread.join(_SLOW)

@@ -40,7 +40,8 @@ DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
 class Against(_Part):
     """An output compared with the exact float64 result. `ratio`: the largest ratio of error to bound; `median`: the
     median ratio; `relative`: the root mean square of the errors divided by the root mean square of the exact values;
-    `nonfinite`: the number of elements that are finite in neither of the two results, without masked elements."""
+    `nonfinite`: the number of elements that are NaN or infinite in both results. Elements that are minus infinity in
+    both, as from a mask, are not counted, unless a weight of the module is not finite."""
 
     ulps: dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,3})$")], Count]
     error: Number
@@ -129,7 +130,7 @@ class Fingerprint(_Part):
 
 
 def text_of(run: TestRun) -> str:
-    """Return the text of a run's fingerprint file.
+    """Return a run's fingerprint as the text of a fingerprint file.
 
     Raises CheckFailed if the run's fingerprint is missing or invalid.
     """

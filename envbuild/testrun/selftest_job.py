@@ -167,7 +167,8 @@ def make_job(
     """Return the job that tests `image`, the image's digest reference in the engine.
 
     If `image` is empty, the job tests an environment of this machine, and Python's environment variables have an
-    effect. `models`: the ids of the expected GPUs. `nonce`: the nonce of the run to resume; None: generate a new one.
+    effect. `models`: the ids of the expected GPU models, such as h200. `nonce`: the nonce of the run to resume; None:
+    generate a new one.
     """
     nonce = nonce or secrets.token_hex(16)
     on_gpu = bool(expected.gpus)

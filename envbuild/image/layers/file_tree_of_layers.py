@@ -30,7 +30,8 @@ class TreeFile:
 
 @dataclass(frozen=True, slots=True)
 class LayerChange:
-    """One entry of a layer. `file`: None for a folder; `same_as`: the path of the file that a hard link names."""
+    """One entry of a layer. `file`: None for a folder and for a hard link; `same_as`: for a hard link, the path of the
+    file that it names, otherwise None."""
 
     path: str
     file: TreeFile | None = None
@@ -41,7 +42,8 @@ TreeFolder = dict[str, "TreeFile | TreeFolder"]
 
 
 class FileTree:
-    """The files of an image. Paths of its methods begin with "/"."""
+    """The files of an image, built layer by layer. `add_layer` takes paths as they are in the tar; `resolve` and
+    `folder` take absolute paths, and `resolve` returns one."""
 
     def __init__(self) -> None:
         self._root: TreeFolder = {}

@@ -31,8 +31,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = 46  # bytes of an entry of the directory, without its name, extra fields and comment
 _NEWEST = 63  # zip version 6.3: uv refuses later ones
 _LOCATOR = 20  # bytes, between the zip64 end record and the end record
-_ENCRYPTED = 0x1 | 0x40 | 0x2000
-_SPEED, _DESCRIPTOR, _UTF8 = 0x6, 0x8, 0x800  # the other flags that a wheel may have
+_ENCRYPTED = 0x1 | 0x40 | 0x2000  # refused
+_SPEED, _DESCRIPTOR, _UTF8 = 0x6, 0x8, 0x800  # the only zip flags that are accepted
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 
 

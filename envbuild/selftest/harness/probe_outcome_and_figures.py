@@ -117,7 +117,8 @@ def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A probe's result as its frame contains it; `figures` are Figure documents, ready for JSON.
+    """A probe's result, with the fields of its output line (frame_and_message_streams.py). `figures`: Figure documents,
+    ready for JSON.
 
     `output`: what the profile's own script printed, or the end of it (`output_cut`); None for built-in probes.
     """

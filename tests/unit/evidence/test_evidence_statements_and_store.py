@@ -700,6 +700,14 @@ def test_a_proof_after_a_failure_counts(locked: Lock) -> None:
     assert state(locked)[0] == "proved"
 
 
+def test_a_proof_after_a_failure_counts_although_it_lacks_the_failed_probe(locked: Lock) -> None:
+    asking = dataclasses.replace(wanted(locked), require=("env.libs",))
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=0))
+    evidence_statements_and_store.save(record_of(locked, passed_run(probe("env.libs")), day=1))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, asking)
+    assert (proof.state, proof.failed) == ("proved", False)
+
+
 # a record that is read and written again
 
 

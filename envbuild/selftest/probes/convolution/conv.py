@@ -68,7 +68,8 @@ class Convolution:
 
     @property
     def products(self) -> int:
-        """k: the number of products summed to one element of the output."""
+        """k: an upper limit of the number of products summed to one element of the output. A transposed convolution
+        with a stride sums fewer, and so do elements at a border."""
         return self.shape[1] // self.groups * int(torch.Size(self.kernel).numel())
 
     @property

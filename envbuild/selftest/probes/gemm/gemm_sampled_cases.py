@@ -375,8 +375,9 @@ class How:
     tf32: bool
 
     def judged(self, value: torch.Tensor, magnitude: torch.Tensor, k: int, *steps: torch.Tensor) -> Exact:
-        """A result with its tolerance. `steps`: intermediate results that may be rounded too; integers that the dtype
-        can represent are not rounded. `magnitude`: the result with every product and every term positive."""
+        """A result with its tolerance. `steps`: intermediate results that a kernel may round to the dtype, as it does
+        the result; values that the dtype can represent add no rounding error. `magnitude`: the result with every
+        product and every term positive."""
         rounded = sum((self._rounding(step) for step in steps), self._rounding(value))
         if self.values == "integers":
             return Exact(value, rounded.expand_as(value))

@@ -22,9 +22,9 @@ from envbuild.selftest.numerics.operation_case import without_rounding
 POSITION = 3
 SLOPE = 1.5  # the largest derivative of a cubic weight by its position: 1.35 for a = -3/4, 1.39 for a = -1/2
 # Roundings of the weights of one output that may fall on one element, in units of ROUNDED. Linear: both weights, at a
-# border. Cubic, by running error analysis of torch's polynomials (Higham, 2nd ed., 5.1): 35 for the weight of an
-# element between 1 and 2 away (of ((a t - 5 a) t + 8 a) t - 4 a, and of t), 6 for a nearer one; at a border three
-# weights fall on its element.
+# border. Cubic, by running error analysis of torch's polynomials (Higham, 2nd ed., 5.1): 35 in the weight of an element
+# at a distance between 1 and 2 (those of t and of ((a t - 5 a) t + 8 a) t - 4 a), and 6 in that of a nearer one. At a
+# border, three weights fall on the border element: one far, two near.
 LINEAR_ROUNDINGS, CUBIC_ROUNDINGS = 2, 35 + 2 * 6
 # Antialiased weights are divided by their sum W, which is 1/2 at least: their errors and that of W, both divided by W.
 NORMALIZED = 2 * 2

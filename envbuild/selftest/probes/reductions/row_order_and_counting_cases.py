@@ -78,7 +78,8 @@ def _spread_out(order: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Te
 
 
 def _float_numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """`count` different numbers in rising order: of patterns with equal gaps, negative, 0 and positive."""
+    """`count` different numbers in rising order: negative ones, 0 and positive ones. The bit patterns of the positive
+    numbers are equally spaced, and so are those of the negative ones."""
     bits, exponent = {torch.float32: (23, 255), torch.float16: (10, 31), torch.bfloat16: (7, 255)}[dtype]
     normal = 1 << bits  # the pattern of the smallest normal number
     half = count // 2
