@@ -1,4 +1,4 @@
-"""The apex that is installed here: its modules, or why there are none to test."""
+"""Import modules of the installed apex, or skip the probe with the reason why they cannot be tested."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from envbuild.selftest.inventory import interpreter_and_distributions
 
 
 def part(name: str, compiled: str) -> Any:
-    """apex.`name`, whose kernels lie in the module `compiled`.
+    """Import apex.`name`, whose compiled kernels are in the extension module `compiled`.
 
-    Raises Skip if apex is not installed, if the package of that name is not NVIDIA's, or if it was built without
-    `compiled`. An exception of either import passes through, for example if apex was built for a different torch.
+    Raises Skip if apex is not installed, if the installed package called apex is not NVIDIA's, or if apex was built
+    without `compiled`. Other import errors propagate, for example if apex was built for a different torch version.
     """
     found = interpreter_and_distributions.apex()
     if found is None:
@@ -22,5 +22,5 @@ def part(name: str, compiled: str) -> Any:
         raise Skip(f"{found['path']} is not NVIDIA's apex: it has no apex.{name}")
     if compiled not in found["compiled"]:
         raise Skip(f"{found['path']} was built without its CUDA extensions: module {compiled} is missing")
-    importlib.import_module(compiled)  # apex itself would hide why it cannot be loaded
+    importlib.import_module(compiled)  # if this import fails, apex would hide the reason
     return importlib.import_module(f"apex.{name}")

@@ -1,11 +1,11 @@
 """attention.<backend>: each of torch's attention kernels, against known results and against float64.
 
-One batch contains four problems, so that each kernel is called once for all: random values, compared with float64;
-V = 1, whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits exceed float16's range
-unless they are scaled first, and whose output is again the mean of V, as all logits are equal. From level standard on,
-gradients are checked too.
+One batch contains four problems, so that a single kernel call computes all of them: random values, compared with
+float64; V = 1, whose output is 1; q = 0, whose output is the mean of V; and q = k = 40. In the last problem all logits
+are equal, so the output is again the mean of V, but the logits exceed float16's range unless the kernel scales them
+first. From level standard on, gradients are checked too.
 
-attention_needle_cases.py adds masks, grouped heads, other head sizes, lengths and strides, as models use them.
+attention_needle_cases.py adds the masks, grouped heads, head sizes, lengths and strides that models use.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from envbuild.selftest.probes.attention.attention_half_precision_traits import n
 from envbuild.selftest.probes.attention.forced_attention_backend import is_refused, only, skip_deprioritized_cudnn
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU has only bfloat16
+# CPU autocast of torch 2.0 supports only bfloat16
+AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)
 DEPTHS = (64, 128)
-SHORT, LONG, LONG_CPU = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
-HEADS, HEADS_FEW = 2, 1  # few on the CPU, and for long cases at level quick: making inputs and comparing take longest
+SHORT, LONG, LONG_CPU = 128, 2925, 365  # 2925 occurs in a video model; LONG and LONG_CPU are not multiples of a tile
+# HEADS_FEW: on the CPU, and for LONG at level quick, where making and comparing data take most time
+HEADS, HEADS_FEW = 2, 1
 PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
 LARGE = 40.0
-TILE, SAMPLES = 64, 48  # queries of a kernel's smallest tile; about as many of a long case are compared with float64
+# queries in a kernel's smallest tile; approximate number of queries of a long case compared with float64
+TILE, SAMPLES = 64, 48
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """One call: queries, keys and values of (len(PROBLEMS), heads, length, depth)."""
+    """One call of attention. Queries, keys and values have the shape (len(PROBLEMS), heads, length, depth)."""
 
     dtype: torch.dtype
     heads: int
@@ -65,7 +68,7 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k and v as quantised to the case's dtype, on the host; v lies in [0, 1]."""
+    """q, k and v on the host, rounded to the case's dtype; v lies in [0, 1]."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -94,7 +97,7 @@ def attention_cudnn(context: Context) -> None:
 
 
 def attention_shapes(context: Context) -> Iterator[AttentionCase]:
-    """All shapes of the profile first, then those of the probe."""
+    """The shapes from the profile first, then the built-in shapes."""
     for shape in context.job.own.attentions:
         yield AttentionCase(getattr(torch, shape.dtype), shape.heads, shape.length, shape.depth, shape.causal, own=True)
     quick = not context.at_least("standard")
@@ -110,19 +113,22 @@ def attention_shapes(context: Context) -> Iterator[AttentionCase]:
 
 
 def attention_inputs(case: AttentionCase) -> Inputs:
-    """q and k in [-1, 1) and v in [0, 1), then the problems' own values. All values come from counters."""
+    """Return q and k in [-1, 1) and v in [0, 1), with the special values of the problems filled in. All values are
+    hashes of counters."""
     return _rounded(case.dtype, case.shape)
 
 
 @functools.lru_cache(maxsize=1)
 def _rounded(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Inputs:
-    """Cached, because successive cases, one causal and one not, have the same inputs."""
+    """Round the values to `dtype`. Cached, because a causal case and the corresponding non-causal case use the same
+    inputs."""
     return Inputs(*(values.to(dtype) for values in _values(shape)))
 
 
 @functools.lru_cache(maxsize=2 * len(DEPTHS))
 def _values(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
-    """q, k and v in float32. Made once per shape, because making them takes longer than all calculations with them."""
+    """Return q, k and v in float32. Cached per shape, because generating them takes longer than all calculations with
+    them."""
     q, k = (hashed_inputs.signed(shape, seed) for seed in (31, 32))
     v = hashed_inputs.uniform(shape, seed=33)
     v[PROBLEMS.index("V=1")] = 1
@@ -133,8 +139,8 @@ def _values(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
 
 
 def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """The result for equal weights: the mean of v over its keys, or over those up to each query's position; float64, in
-    v's shape."""
+    """Return the output for equal attention weights: for each query, the mean of v over all keys, or over the keys up
+    to the query's position if `causal`. The result is float64 and has the shape of v."""
     if not causal:
         return v.mean(dim=-2, keepdim=True, dtype=torch.float64).expand_as(v)
     places = torch.arange(1, v.shape[-2] + 1, dtype=torch.float64)
@@ -142,8 +148,9 @@ def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
 
 
 def sampled_queries(length: int) -> torch.Tensor:
-    """The queries whose output is computed in float64: all of a short case; of a long case the ends, both sides of tile
-    edges, and others between them. The other problems check every query."""
+    """Return the queries of the random problem whose output is computed in float64. For a short case these are all
+    queries. For a long case they are the first and last ones, both sides of tile edges, and others in between. The
+    other three problems are checked for every query."""
     if length <= SHORT:
         return torch.arange(length)
     edges = [place for tile in range(TILE, length, 4 * TILE) for place in (tile - 1, tile)]
@@ -151,8 +158,8 @@ def sampled_queries(length: int) -> torch.Tensor:
 
 
 def exact_attention(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
-    """softmax(q k^T / sqrt(d)) v in float64 for the random problem's sampled queries, (heads, queries, depth), and the
-    largest sum of |q| |k| / sqrt(d)."""
+    """Return softmax(q k^T / sqrt(d)) v in float64 for the sampled queries of the random problem, (heads, queries,
+    depth). Also return an upper bound of the sums of |q| |k| / sqrt(d)."""
     q, k, v = (values[0].to(torch.float64) for values in (data.q, data.k, data.v))
     places = sampled_queries(q.shape[-2])
     scale = 1 / math.sqrt(q.shape[-1])
@@ -160,7 +167,7 @@ def exact_attention(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
     if causal:
         ahead = torch.arange(k.shape[-2]) > places[:, None]
         logits = logits.masked_fill(ahead, -math.inf)
-    largest = float((q.norm(dim=-1).max() * k.norm(dim=-1).max()) * scale)  # Cauchy and Schwarz
+    largest = float((q.norm(dim=-1).max() * k.norm(dim=-1).max()) * scale)  # Cauchy-Schwarz inequality
     return torch.softmax(logits, dim=-1) @ v, largest
 
 
@@ -176,7 +183,7 @@ def shared_attention(case: AttentionCase, data: Inputs) -> tuple[torch.Tensor, f
 
 
 def check_backend(context: Context, backend: str) -> None:
-    """Checks one backend: "math", "flash", "efficient" or "cudnn". Raises Skip if torch cannot select it."""
+    """Check one backend: "math", "flash", "efficient" or "cudnn". Raises Skip if torch cannot select it."""
     if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
         raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
     context.traits["torch"] = str(torch.__version__)
@@ -186,7 +193,7 @@ def check_backend(context: Context, backend: str) -> None:
         context.traits["shapes"] = "cpu subset"
     for case in attention_shapes(context):
         data = attention_inputs(case)
-        # The math path supports every shape: if it refuses a shape of the profile, that is a failure.
+        # The math path supports every shape. If it refuses a shape from the profile, the probe therefore fails.
         with context.step(f"{backend} {case.name}", None if case.own and backend == "math" else is_refused) as step:
             got = _attend(context, backend, data, case.causal, case.autocast)
         if not step.refused:
@@ -200,7 +207,8 @@ def check_backend(context: Context, backend: str) -> None:
 
 
 def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast: bool = False) -> torch.Tensor:
-    """The output on the host. Under autocast q is float32, as from a norm, while k and v keep their dtype."""
+    """Return the output on the host. With `autocast`, q is passed as float32, as a norm layer would produce it, while k
+    and v keep their dtype."""
     q, k, v = (values.to(context.device) for values in (data.q, data.k, data.v))
     with only(backend):
         if autocast:
@@ -210,8 +218,8 @@ def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast
 
 
 def _upcast(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
-    """The output for the same values in float32, by this backend, or by the math path if the backend does not support
-    float32."""
+    """Return the output for the same values in float32, computed by this backend. If the backend does not support
+    float32, the math path computes the output."""
     wide = Inputs(*(values.to(torch.float32) for values in (data.q, data.k, data.v)))
     try:
         return _attend(context, backend, wide, causal)
@@ -261,7 +269,8 @@ def _judge(
             compare(values, wanted).error <= limit
             for values, wanted, limit in zip(wide, [_completed(reference, wide), *known], limits)
         )
-        context.traits.setdefault("workaround", "upcast" if helps else "none")  # of the first wrong case
+        # setdefault: the first wrong case decides
+        context.traits.setdefault("workaround", "upcast" if helps else "none")
         if helps:
             note_upcast(context, case.dtype)
     low, high = float(data.v.min()) - equal, float(data.v.max()) + equal
@@ -270,7 +279,8 @@ def _judge(
 
 
 def _compare_sampled(reference: torch.Tensor, output: torch.Tensor, limit: float, is_finite: bool) -> Worst:
-    """Compares the random problem's sampled queries; on errors, the whole output, to find the position there."""
+    """Compare the sampled queries of the random problem. If any element is wrong or not finite, compare the whole
+    output to find its position."""
     bound = torch.tensor(limit, dtype=torch.float64)
     worst = compare(output[0, :, sampled_queries(output.shape[-2])], reference, bound)
     if worst.wrong or not is_finite:
@@ -279,8 +289,8 @@ def _compare_sampled(reference: torch.Tensor, output: torch.Tensor, limit: float
 
 
 def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The random problem's output, with the reference in the sampled queries: in the others only NaN and infinity
-    count."""
+    """Return the random problem's output with the sampled queries replaced by the reference. Of the other queries, only
+    NaN and infinity are then detected."""
     whole = output[0].to(torch.float64)
     whole[..., sampled_queries(output.shape[-2]), :] = reference
     return whole
@@ -289,7 +299,8 @@ def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 def _random_bound(
     context: Context, backend: str, case: AttentionCase, data: Inputs, reference: torch.Tensor, logit: float
 ) -> float:
-    """Twice the error of the math path in the same precision, within the lower and upper bounds of rounding."""
+    """Return twice the error of the math path in the same precision, but at least the floor and at most the cap of the
+    rounding errors."""
     cap = tolerances.attention_cap(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
     if backend == "math":
         return cap

@@ -1,11 +1,15 @@
 """The gradients of attention kernels, against known results and against float64; a part of attention.<backend>.
 
-One batch contains three problems: random values; V = 1, whose output does not depend on the weights, so that the
-gradient of q and k is 0, and that of V, summed over the keys, is the output's gradient summed over the queries; and
-scores near -120, whose rows have a log-sum-exp below -88.7: a key beyond the last, scored 0, would be an infinity in
-float32. There cuDNN gives NaN with a mask and a length of 64 modulo 128 (pytorch/pytorch#196678), and for a single
-query (NVIDIA/cudnn-frontend#1072). Such large scores, rounded to half precision, hide small errors: for the math path
-in a half type this problem checks little more than that the results are finite.
+One batch contains three problems: random values, V = 1, and scores near -120.
+
+With V = 1 the output does not depend on the attention weights. Therefore the gradients of q and k are 0, and the
+gradient of V, summed over the keys, equals the gradient of the output summed over the queries.
+
+With scores near -120, the log-sum-exp of each row is below -88.7. If a kernel wrongly included a key beyond the last
+one, with a score of 0, its weight would be infinite in float32. cuDNN gives NaN here with a mask and a length of 64
+modulo 128 (pytorch/pytorch#196678), and for a single query (NVIDIA/cudnn-frontend#1072). Such large scores, rounded to
+half precision, hide small errors. For the math path in a half-precision dtype, this problem therefore checks little
+more than that the results are finite.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ from envbuild.selftest.probes.attention.forced_attention_backend import is_refus
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEPTHS = (64, 128)
-SHORT, LONG, LONG_CPU = 128, 397, 205  # neither long one is a multiple of a tile
+SHORT, LONG, LONG_CPU = 128, 397, 205  # LONG and LONG_CPU are not multiples of a tile
 MASKED = 192  # 64 modulo 128
 HEADS, HEADS_CPU = 2, 1
-# torch's CPU flash kernel sums the gradients of k and v in the inputs' dtype, some queries at a time (2.13).
+# torch's flash kernel for the CPU processes the queries in blocks and accumulates the gradients of k and v in the
+# inputs' dtype (torch 2.13).
 ROUNDINGS, ROUNDINGS_CPU = 1, 5
 PROBLEMS = ("random", "V=1", "scores -120")
 SCORE = -120.0
@@ -40,8 +45,8 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class GradientCase:
-    """One forward and backward call, of (len(PROBLEMS), heads, queries or keys, depth). `masked`: the call
-    gets a mask that is all true."""
+    """One forward and backward call on tensors of shape (len(PROBLEMS), heads, queries or keys, depth). With `masked`,
+    the call gets a mask that is True everywhere."""
 
     dtype: torch.dtype
     heads: int
@@ -63,14 +68,14 @@ class GradientCase:
 
     @property
     def ahead(self) -> torch.Tensor:
-        """Which keys (columns) each query (row) may not see."""
+        """Boolean matrix: True where a query (row) may not see a key (column)."""
         every = torch.ones(self.queries, self.keys, dtype=torch.bool)
         return every.triu(diagonal=1) if self.causal else ~every
 
 
 @dataclass(frozen=True)
 class GradientInputs:
-    """q, k, v and the gradient of the output, as quantised to the case's dtype, on the host."""
+    """q, k, v and the gradient of the output on the host, rounded to the case's dtype."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -80,8 +85,11 @@ class GradientInputs:
 
 @dataclass(frozen=True)
 class ExactGradients:
-    """The gradients of q, k and v in float64; the spreads that tolerances.attention_gradient_* are relative to, of the
-    same shapes; and the largest sum of |q| |k| / sqrt(d) of each problem."""
+    """The gradients of q, k and v in float64, with what their tolerances are computed from.
+
+    `spreads`: the magnitudes that tolerances.attention_gradient_* are relative to, in the shapes of the gradients.
+    `logits`: for each problem, an upper bound of the sums of |q| |k| / sqrt(d).
+    """
 
     gradients: Three
     spreads: Three
@@ -100,7 +108,8 @@ def gradient_cases(on_cpu: bool) -> Iterator[GradientCase]:
 
 
 def gradient_inputs(case: GradientCase) -> GradientInputs:
-    """q and k in [-1, 1), v in [0, 1) and the output's gradient in [-1, 1), then the problems' own values."""
+    """Return q and k in [-1, 1), v in [0, 1) and the gradient of the output in [-1, 1), with the special values of the
+    problems filled in."""
     return GradientInputs(
         *(values.to(case.dtype) for values in _values(case.heads, case.queries, case.keys, case.depth))
     )
@@ -108,7 +117,7 @@ def gradient_inputs(case: GradientCase) -> GradientInputs:
 
 @functools.lru_cache(maxsize=6)
 def _values(heads: int, queries: int, keys: int, depth: int) -> tuple[torch.Tensor, ...]:
-    """q, k, v and grad in float32, once for all dtypes: 6 sizes."""
+    """Return q, k, v and grad in float32. Cached, because all dtypes use the same values; there are 6 shapes."""
     of_queries, of_keys = ((len(PROBLEMS), heads, length, depth) for length in (queries, keys))
     q, k, v = (
         hashed_inputs.signed(of_queries, 34),
@@ -126,9 +135,15 @@ def _values(heads: int, queries: int, keys: int, depth: int) -> tuple[torch.Tens
 
 
 def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients:
-    """With weights P, dP = dO V^T and D = rows of sum(P dP): dS = P (dP - D), and the gradients are dS K / sqrt(d),
-    dS^T Q / sqrt(d) and P^T dO. The spreads use |dP| + |dO| |V| + |D| + P |dO| |V| for dP - D, where |dO| |V| is the
-    root of the sum of squares. An error of D shifts a whole row of dS, so its effect is added with its signs."""
+    """Return the exact gradients and their spreads.
+
+    With the weights P, dP = dO V^T and D = the row sums of P dP (elementwise): dS = P (dP - D), and the gradients are
+    dS K / sqrt(d), dS^T Q / sqrt(d) and P^T dO.
+
+    In the spreads, |dP| + |dO| |V| + |D| + P |dO| |V| replaces dP - D, where |dO| |V| is the root of the sum of
+    squares. An error of D shifts a whole row of dS. Its effect on the gradient of q is therefore a signed sum over K,
+    not a root of squares.
+    """
     q, k, v, grad = (values.to(torch.float64) for values in (given.q, given.k, given.v, given.grad))
     scale = 1 / math.sqrt(case.depth)
     # In place: allocating memory for each of these tensors took a tenth of the time (measured).
@@ -142,7 +157,7 @@ def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients
     spread_q = (terms @ k.square()).sqrt() + row * (weights @ k).abs()
     spreads = (scale * spread_q, scale * (terms.mT @ q.square()).sqrt(), (weights.square().mT @ grad.square()).sqrt())
     gradients = (scale * (change @ k), scale * (change.mT @ q), weights.mT @ grad)
-    largest = scale * q.norm(dim=-1).amax(dim=(1, 2)) * k.norm(dim=-1).amax(dim=(1, 2))  # Cauchy and Schwarz
+    largest = scale * q.norm(dim=-1).amax(dim=(1, 2)) * k.norm(dim=-1).amax(dim=(1, 2))  # Cauchy-Schwarz inequality
     return ExactGradients(gradients, spreads, tuple(largest.tolist()))
 
 
@@ -158,7 +173,7 @@ def shared(case: GradientCase, given: GradientInputs) -> ExactGradients:
 
 
 def check_gradients(context: Context, backend: str) -> None:
-    """Runs and judges every case. Cases for which the backend has no kernel are recorded."""
+    """Run and check every case. Record the cases for which the backend has no kernel."""
     for case in gradient_cases(context.on_cpu):
         given = gradient_inputs(case)
         try:
@@ -216,8 +231,8 @@ def _compare(
 
 
 def _limits(context: Context, case: GradientCase, known: ExactGradients, plain: Three | None) -> Three:
-    """The tolerances of each gradient, elementwise: twice the error of `plain`, the math path's gradients in the same
-    precision, within floor and cap; the cap without `plain`."""
+    """Return the tolerance of each gradient element. The tolerance is twice the error of `plain` (the gradients of the
+    math path in the same precision), but at least the floor and at most the cap. Without `plain`, it is the cap."""
     length, tf32 = max(case.queries, case.keys), context.job.allow_tf32
     floors, caps = (
         torch.tensor([form(case.dtype, logit, case.depth, length, tf32) for logit in known.logits], dtype=torch.float64)

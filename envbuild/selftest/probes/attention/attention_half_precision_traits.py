@@ -1,16 +1,18 @@
-"""How an attention kernel behaves in half precision, recorded as traits, never as a failure.
+"""How an attention kernel behaves in half precision. The results are recorded as traits; they never fail a probe.
 
-One batch contains five problems, whose right answers are known without a reference:
+One batch contains five problems, whose correct results are known without a reference:
 
 - unscaled: q = k = 40 and V = 1. The scores exceed float16's range until they are scaled.
-- scaled: q = k = 256 and V = 1. The scores exceed float16's range even after scaling: the result is right only if they
-  are kept in float32.
-- output: equal scores, and in each column of V one value so large that adding up to 16 ones to it in float16 does not
-  change it. Each column has the large value at a different key, because the kernel's order of keys is unknown.
-- scores, first and last: every second key has ones in addition to one such large value, the others have only the large
-  value. Their scores differ by the ones, so that the former have nearly all of the weight. V is 1 there and else 0.
+- scaled: q = k = 256 and V = 1. The scores exceed float16's range even after scaling. The result is correct only if
+  the kernel keeps the scores in float32.
+- output: all scores are equal. Each column of V is 1 except for one element, which is so large that adding up to 16
+  ones to it in float16 does not change it. The large element is at a different key in each column, because the order
+  in which the kernel processes keys is unknown.
+- scores (two problems): every key has one such large element, in the first column or in the last column. Every second
+  key also has ones in all other columns. These ones make its score higher, so that these keys have nearly all of the
+  weight. V is 1 at these keys and 0 at the others.
 
-For bfloat16 the large value is smaller, so that as many ones are lost.
+For bfloat16 the large element is smaller. It is chosen so that the same number of ones is lost.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from envbuild.selftest.numerics import tolerances
 
 DTYPES = (torch.float16, torch.bfloat16)
 QUERIES, KEYS, DEPTH = 64, 4096, 64
-BLOCK = 16  # products that a tensor core adds at a time; its accumulator is rounded after each such block
+BLOCK = 16  # number of products that a tensor core adds at a time; the accumulator is rounded after each such block
 PROBLEMS = ("unscaled", "scaled", "output", "scores", "scores")
 
-# Takes q, k and v and returns the output; None if no kernel supports them.
+# Takes q, k and v. Returns the output, or None if no kernel supports these inputs.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Optional[torch.Tensor]]
 
 
@@ -43,8 +45,9 @@ class Problems:
 
 
 def problems(dtype: torch.dtype) -> Problems:
-    """The problems, exact in `dtype`; the expected output is in float64."""
-    large = 2 * BLOCK / torch.finfo(dtype).eps  # the spacing of numbers there is twice the ones of a block
+    """Return the problems for `dtype`, which represents all their values exactly. The expected output is in float64."""
+    # at this size, adjacent numbers of the dtype are 2 BLOCK apart: adding BLOCK is lost
+    large = 2 * BLOCK / torch.finfo(dtype).eps
     q, k, v = (torch.zeros(len(PROBLEMS), length, DEPTH) for length in (QUERIES, KEYS, KEYS))
     q[0] = k[0] = 40
     q[1] = k[1] = 256
@@ -61,22 +64,24 @@ def problems(dtype: torch.dtype) -> Problems:
 
 
 def wrong(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> list[str]:
-    """The problems whose output (len(PROBLEMS), 1, QUERIES, DEPTH), computed in `dtype`, differs from the expected one.
+    """Return the names of the problems with a wrong output. `got` (len(PROBLEMS), 1, QUERIES, DEPTH) was computed in
+    `dtype`.
 
-    Where the scores are equal, every term is positive and the tolerance is relative. Scores that were rounded to
-    `dtype` once, but not summed in it, leave at least 0.98 of the weight on the right keys; scores summed in it leave
-    half.
+    In the first three problems the scores are equal and every term is positive, so the tolerance is relative. In the
+    "scores" problems the tolerance is 0.25. Scores that were rounded to `dtype` once, but not summed in `dtype`, leave
+    at least 0.98 of the weight on the right keys. Scores summed in `dtype` leave only half of the weight there.
     """
     error = (got.to("cpu", torch.float64)[:, 0] - expected[:, None]).abs().amax(dim=1)
     limit = tolerances.attention_floor(dtype, 0.0, DEPTH, KEYS) * expected
     limit[3:] = 0.25
-    right = (error <= limit).all(dim=1).tolist()  # False for NaN
+    right = (error <= limit).all(dim=1).tolist()  # a comparison with NaN is False
     return [name for name, fits in zip(PROBLEMS, right) if not fits]
 
 
 def report_traits(context: Context, attend: Attend, upcast: Attend) -> None:
-    """Record for each dtype that `attend` supports: which scores beyond float16's range it handles, whether it
-    accumulates in half precision, and whether `upcast`, which gets the same values in float32, fixes wrong results."""
+    """Record for each dtype that `attend` supports: which scores beyond float16's range the kernel handles, and whether
+    it accumulates in half precision. Record also whether `upcast`, which gets the same values in float32, corrects
+    wrong results."""
     beyond: dict[str, dict[str, bool]] = {}
     halves: dict[str, list[str]] = {}
     context.traits.update(right_beyond_fp16=beyond, accumulates_in_half=halves)
@@ -95,7 +100,7 @@ def report_traits(context: Context, attend: Attend, upcast: Attend) -> None:
 
 
 def note_upcast(context: Context, dtype: torch.dtype) -> None:
-    """Record that upcasting to float32 fixes a result that is wrong in `dtype`."""
+    """Record that upcasting to float32 corrects a result that is wrong in `dtype`."""
     known = context.traits.setdefault("needs_upcast", [])
     if short_name(dtype) not in known:
         known.append(short_name(dtype))

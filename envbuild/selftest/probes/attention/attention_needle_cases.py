@@ -1,18 +1,21 @@
 """Attention in which a few keys decide every result: masks, grouped heads, head sizes, lengths and strides of models.
 
-Keys belong to classes, and each query looks for one class. All keys of a class have the same code of +-1 with small
-differences, the query has the code times 16, and one column subtracts the score of a full match. So the keys of the
-class score between -4 and 4, and any other key so far below that its weight is lost in rounding. The result depends on
-a handful of keys, on each by more than the tolerance, and some query looks for each key (with local masks, for nearly
-each key). tests/selftest/probes/attention/test_attention_needle_cases.py checks both for every case. Thus a key that is
-not read, is read twice, comes from a different tile or head, or is shown or hidden by mistake is found. A key read
-beyond the last as zeros would score 0, like a match.
+The keys are divided into classes, and each query looks for one class. All keys of a class have the same code of +-1,
+with small differences between the keys. The query is 16 times the code of its class, and one further column subtracts
+the score of a full match. So the keys of that class have scores between -4 and 4. The score of any other key is so much
+lower that its weight is lost in rounding.
+
+The result of a query therefore depends on a handful of keys, on each of them by more than the tolerance. Every key is
+in the class of some query (with local masks, nearly every key).
+tests/selftest/probes/attention/test_attention_needle_cases.py checks both statements for every case. Thus the
+comparison detects a key that is not read, is read twice, comes from a different tile or head, or is shown or hidden by
+mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like a match.
 
 Neighbouring keys share a class, so that causal and local masks are tested on both sides of their edge. Scores rise
-along the keys: the largest come last, and an online softmax must rescale. In every eighth column queries are 0 and keys
-differ, so that gradients of the queries are large there. Every input is exact in each dtype, and every product and sum
-in a score is exact in float32. Therefore one reference serves all dtypes: the softmax over the keys of the class, in
-float64.
+along the keys: the largest come last, so that an online softmax must rescale its partial sums. In every eighth column
+the queries are 0 and the keys differ, so that the gradients of the queries are large in this column. Every input is
+exact in each dtype, and every product and sum in a score is exact in float32. Therefore one reference serves all
+dtypes: the softmax over the keys of the class, in float64.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ from envbuild.selftest.probes.attention.forced_attention_backend import is_refus
 DEPTHS = (40, 64, 72, 80, 96, 128, 160, 256)
 MASKS = ("none", "causal", "window", "padding", "bias")
 LAYOUTS = ("contiguous", "heads inside", "padded", "packed")
-HEADS = ((2, 2), (4, 2), (3, 1))  # of queries, and of keys and values
-# Numbers of queries and keys, most of them near multiples of a tile.
+HEADS = ((2, 2), (4, 2), (3, 1))  # (heads of the queries, heads of the keys and values)
+# (number of queries, number of keys); most are near multiples of a tile.
 LENGTHS = (
     (129, 129),
     (127, 127),
@@ -52,16 +55,16 @@ LENGTHS = (
     (64, 255),
     (257, 257),
 )
-CASES, CASES_QUICK = 40, 8  # 40: every pair of values of depth, mask, layout and heads; 8: every value
-LONG, LONG_CPU_QUICK = 2925, 365  # as in attention_backend_probes.py
+CASES, CASES_QUICK = 40, 8  # 40 cover every pair of values of depth, mask, layout and heads; 8 cover every single value
+LONG, LONG_CPU_QUICK = 2925, 365  # the same lengths as in attention_backend_probes.py
 BATCH = 2
 
-SHARP = 16  # the ratio of a query's code to a key's
-NEAR = 4.0  # the largest score of a key of the class
-LOST = tolerances.ROUNDED  # more than the total weight of all keys of other classes
-LEVEL, OFFSET, FREE = 0, 1, 7  # two columns; and the one of every eight where queries are 0, for their gradients
-WINDOW = 40  # keys that a query sees on each side, with the mask "window"
-STRIDE = 1237  # a prime: the distance of the keys of successive queries
+SHARP = 16  # the factor between a query's code and a key's code
+NEAR = 4.0  # the largest score of a key in the class that a query looks for
+LOST = tolerances.ROUNDED  # an upper bound of the total weight of all keys of other classes
+LEVEL, OFFSET, FREE = 0, 1, 7  # two special columns, and column % 8 where queries are 0 and have large gradients
+WINDOW = 40  # with the mask "window": the number of keys that a query sees on each side
+STRIDE = 1237  # a prime: successive queries look for keys that are this far apart
 SEED = 81
 
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -91,17 +94,17 @@ class NeedleCase:
 
     @property
     def coded(self) -> list[int]:
-        """The columns that carry the code."""
+        """The indices of the columns that contain the code."""
         return [column for column in range(2, self.depth) if column % 8 != FREE]
 
     @property
     def classes(self) -> int:
-        """The number of classes: each has four keys or more, and some query looks for each."""
+        """The number of classes. Each class has at least four keys, and some query looks for it."""
         return min(self.keys // 4, max(self.heads, self.queries * self.heads // 8))
 
     @property
     def largest_sum(self) -> float:
-        """The largest sum of |q| |k| / sqrt(depth), nearly."""
+        """The largest sum of |q| |k| / sqrt(depth), approximately."""
         return 2 * SHARP * len(self.coded) / math.sqrt(self.depth)
 
 
@@ -109,7 +112,7 @@ class NeedleCase:
 class Needle:
     """Inputs in float32, torch's mask (bool, or float32 to be added), and the expected results in float64.
 
-    `spreads`: the values that tolerances.attention_gradient_floor is relative to, as in
+    `spreads`: the magnitudes that tolerances.attention_gradient_floor is relative to, as in
     attention_gradient_cases.ExactGradients.
     """
 
@@ -124,11 +127,12 @@ class Needle:
 
 
 def needle_cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, torch.dtype]]:
-    """Long cases first, then cases that vary everything; each in one of the dtypes that the backend may support."""
+    """Yield the long cases first, then cases in which all parameters vary. Each case has one of the dtypes that the
+    backend may support."""
     quick = not context.at_least("standard")
     dtypes = _dtypes(context, backend)
     long = LONG_CPU_QUICK if context.on_cpu and quick else LONG
-    # A depth of 128: with 64 some weights are subnormal numbers, on which a CPU takes five times as long.
+    # The depth is 128, because with 64 some weights are subnormal numbers, which make a CPU five times as slow.
     yield NeedleCase(1, 1, 1, long, long, 128), dtypes[0]
     yield NeedleCase(1, 1, 1, long, long, 128, "causal"), dtypes[-1]
     drawn = hashed_inputs.hashes(CASES, SEED).tolist()
@@ -137,8 +141,9 @@ def needle_cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, t
 
 
 def varied(index: int) -> NeedleCase:
-    """The case with this index. The numbers of choices have no common factor, so that all pairs occur soon; layouts are
-    shifted once a round."""
+    """Return the case with this index. The lists of values have lengths without common factors, so that all pairs of
+    values occur soon. The layouts are shifted by one after each pass through DEPTHS, because both lengths are multiples
+    of 4."""
     heads, groups = HEADS[index % len(HEADS)]
     queries, keys = LENGTHS[index % len(LENGTHS)]
     depth, mask = DEPTHS[index % len(DEPTHS)], MASKS[index % len(MASKS)]
@@ -148,8 +153,8 @@ def varied(index: int) -> NeedleCase:
 
 
 def _dtypes(context: Context, backend: str) -> tuple[torch.dtype, ...]:
-    """The dtypes for a backend. The math path rounds scaled factors, so its inputs need a finer dtype than half or
-    TF32."""
+    """Return the dtypes for a backend. The math path scales q and k before their product and rounds them. Its inputs
+    therefore need a finer dtype than half precision or TF32."""
     if backend == "math":
         return (torch.float64 if context.job.allow_tf32 else torch.float32,)
     halves = (torch.float16, torch.bfloat16)
@@ -158,12 +163,14 @@ def _dtypes(context: Context, backend: str) -> tuple[torch.dtype, ...]:
 
 @functools.lru_cache(maxsize=1)
 def make_needle(case: NeedleCase) -> Needle:
-    """The inputs and the reference of a case, computed once for all backends. All values come from counters."""
+    """Return the inputs and the reference of a case. The reference is computed once for all backends. All values are
+    hashes of counters."""
     low, high = _seen(case)
     wanted = _wanted(case, low, high)
     batches, heads = torch.arange(case.batch)[:, None], torch.arange(case.heads)
     group = heads // (case.heads // case.groups)
-    shift = batches + torch.arange(case.groups)  # pairs begin at even keys in some heads, at odd ones in others
+    # pairs of keys of one class begin at even positions in some heads, at odd positions in others
+    shift = batches + torch.arange(case.groups)
     classes = (torch.arange(case.keys) + shift[..., None]) // 2 % case.classes
     sought = (wanted + shift[:, group, None]) // 2 % case.classes
 
@@ -175,7 +182,8 @@ def make_needle(case: NeedleCase) -> Needle:
     k[..., LEVEL], k[..., OFFSET] = torch.arange(case.keys) * 64 // case.keys / 64, -1
     own = codes[batches[..., None], torch.arange(case.groups)[:, None], classes]
     k[..., case.coded] = own * (1 + hashed_inputs.ternary(own.shape, SEED + 3) / SHARP)
-    v = (hashed_inputs.uniform(k.shape, SEED + 4) * 256).floor() / 256  # exact in bfloat16
+    # multiples of 1/256 in [0, 1), which bfloat16 represents
+    v = (hashed_inputs.uniform(k.shape, SEED + 4) * 256).floor() / 256
     grad = _signs(q.shape, SEED + 5)
 
     mask = _mask(case, low, high, wanted)
@@ -191,10 +199,11 @@ def make_needle(case: NeedleCase) -> Needle:
 def _solved(
     case: NeedleCase, given: Four, mask: torch.Tensor | None, places: torch.Tensor, visible: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The output, the gradients of q, k and v, and their spreads. `places`: the keys of each query's class, (batch,
-    heads, queries, some); `visible`: which of them the query sees.
+    """Return the output, the gradients of q, k and v, and the spreads of these gradients.
 
-    The gradients and their spreads are those of attention_gradient_cases.exact_gradients, summed over these keys only.
+    `places`: the positions of the keys in each query's class, (batch, heads, queries, number of keys). `visible`:
+    whether the query sees the key. The gradients and spreads are those of attention_gradient_cases.exact_gradients,
+    summed over these keys only.
     """
 
     def dotted(of_keys: torch.Tensor, of_queries: torch.Tensor) -> torch.Tensor:
@@ -235,8 +244,8 @@ def _signs(shape: tuple[int, ...] | torch.Size, seed: int) -> torch.Tensor:
 
 
 def _seen(case: NeedleCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first key that each query sees, and the one after the last: (batch, queries) each. With "causal", query i
-    sees keys 0 to i whatever the lengths, as torch documents."""
+    """Return, for each query, the first key that it sees and the key after the last one that it sees: two tensors
+    (batch, queries). With "causal", query i sees keys 0 to i whatever the lengths, as torch documents."""
     rows, zero = torch.arange(case.queries), torch.zeros(case.batch, case.queries, dtype=torch.int64)
     low, high = zero, zero + case.keys
     if case.mask == "causal":
@@ -250,8 +259,9 @@ def _seen(case: NeedleCase) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _wanted(case: NeedleCase, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """A key of the class that each query looks for, (batch, heads, queries). Successive keys are far apart; in every
-    second head, it is the last key before a moving edge."""
+    """Return, for each query, the position of one key in the class that the query looks for, (batch, heads, queries).
+    For successive queries these positions are far apart. In every second head with a causal or window mask, the
+    position is the last visible key."""
     low, high = low[:, None], high[:, None]
     batch, head = torch.arange(case.batch)[:, None, None], torch.arange(case.heads)[:, None]
     apart = low + (torch.arange(case.queries) * STRIDE + 2 * (case.heads * batch + head)) % (high - low)
@@ -261,8 +271,8 @@ def _wanted(case: NeedleCase, low: torch.Tensor, high: torch.Tensor) -> torch.Te
 
 
 def _mask(case: NeedleCase, low: torch.Tensor, high: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | None:
-    """A boolean mask of (queries, keys) or (batch, 1, 1, keys), or an added mask of (1, heads, queries, keys):
-    multiples of 1/8 in [-1, 1), and -inf in one of four positions."""
+    """Return a boolean mask of (queries, keys) or (batch, 1, 1, keys), or an additive mask of (1, heads, queries,
+    keys), or None. The additive mask contains multiples of 1/8 in [-1, 1), and -inf at one in four positions."""
     if case.mask == "window":
         places = torch.arange(case.keys)
         return (places >= low[0, :, None]) & (places < high[0, :, None])
@@ -277,8 +287,8 @@ def _mask(case: NeedleCase, low: torch.Tensor, high: torch.Tensor, wanted: torch
 
 
 def check_needles(context: Context, backend: str) -> None:
-    """Runs and judges every case, from level standard on with gradients. Cases for which the backend or this torch has
-    no kernel are recorded."""
+    """Run and check every case; from level standard on with gradients. Record the cases for which the backend or this
+    torch version has no kernel."""
     for case, dtype in needle_cases(context, backend):
         needle = make_needle(case)
         name = f"{short_name(dtype)} {case.name}"
@@ -297,7 +307,7 @@ def check_needles(context: Context, backend: str) -> None:
 
 
 def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The output on the host, and from level standard on the gradients of q, k and v."""
+    """Return the output on the host, and from level standard on also the gradients of q, k and v."""
     backward = context.at_least("standard")
     q, k, v, grad = (
         lay_out_heads(values.to(context.device, dtype), case.layout).detach()
@@ -320,9 +330,12 @@ def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dt
 
 
 def lay_out_heads(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """(batch, heads, length, depth) with different strides: heads within each position; rows and columns of a larger
-    tensor ("padded"); half of one projection ("packed"). Gaps contain NaN, so that a kernel that reads them is
-    found."""
+    """Return the values in a tensor (batch, heads, length, depth) with different strides.
+
+    "heads inside": the heads vary faster than the positions. "padded": rows and columns are parts of a larger tensor.
+    "packed": the tensor is one half of a combined projection. Gaps contain NaN, so that a kernel that reads them gives
+    wrong results.
+    """
     batch, heads, length, depth = values.shape
     if layout == "heads inside":
         return values.transpose(1, 2).contiguous().transpose(1, 2)
@@ -334,8 +347,8 @@ def lay_out_heads(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _limits(context: Context, backend: str, case: NeedleCase, needle: Needle, dtype: torch.dtype) -> Four:
-    """The tolerances of the output and of each gradient. Scores are exact except on the math path, which scales the
-    factors first and rounds them: a fused kernel errs only as a score of at most NEAR allows."""
+    """Return the tolerances of the output and of each gradient. Only the math path rounds the scores, because it scales
+    q and k first. In a fused kernel the scores are exact, so the tolerance is that for scores of at most NEAR."""
     by_math, length, tf32 = backend == "math", max(case.queries, case.keys), context.job.allow_tf32
     logit = case.largest_sum if by_math else NEAR
     forward = tolerances.attention_cap if by_math else tolerances.attention_floor

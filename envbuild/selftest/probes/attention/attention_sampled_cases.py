@@ -1,13 +1,14 @@
 """attention.cases: scaled_dot_product_attention with torch's default backend and with each backend, on sampled
 arguments.
 
-All inputs are integers, small enough for every dtype, so that most scores are exact. Keys belong to classes with codes
-of +-1, each with four variants. A query has the code of one visible key: the one nearest to a position that moves from
-query to query. The keys of that class have nearly all of the weight, also at the edge of a mask. Where there are many
-keys for few queries, the variants repeat.
+All inputs are integers, small enough for every dtype, so that most scores are exact. The keys are divided into classes,
+whose codes consist of +-1; each class has four variants of its code. A query has the code of one visible key: the one
+nearest to a position that moves from query to query. The keys of that class have nearly all of the weight, also at the
+edge of a mask. If there are many keys for few queries, the variants repeat.
 
-The inputs of a case are the elements that matter in every dtype: queries that see all variants of their class, keys and
-values that some query looks for, and the elements of an added mask for those. The others are constants of the call.
+Only elements that affect the result in every dtype are inputs of a case. These are the queries that see all variants of
+their class, the keys and values that some query looks for, and the elements of an additive mask for these pairs. All
+other elements are constants of the call.
 """
 
 from __future__ import annotations
@@ -38,29 +39,30 @@ BACKENDS_CPU = (CHOSEN, "math", CHOSEN, "flash")
 BACKENDS = (CHOSEN, "math", "flash", "efficient", "cudnn")
 COUNTS = {"quick": 64, "standard": 320, "full": 3000}
 TITLES = ("gradient of q", "gradient of k", "gradient of v", "gradient of the mask")
-MOST = 200_000  # elements of all inputs and scores of a case
+MOST = 200_000  # maximum number of elements of all inputs and scores of a case
 
-# How the keys of a class are arranged, and how scores are distributed.
+# How the keys of a class are arranged, or how large the scores are.
 SCATTERED, LATE, FLAT, HIGH, LOW = "scattered", "late", "flat", "near 100", "near -100"
 SCORES = (SCATTERED, LATE, FLAT, HIGH, LOW)  # with FLAT, all keys belong to one class
-OFFSET = 100.0  # exponentials of larger scores exceed float32's range
-VARIANTS = 4  # of a key in a class: two pairs; the two of a pair differ in every column
-MATCH, ELEMENT = 8.0, 0.25  # the lowest score of a key of the class, and how much each element adds to it
-SPREAD, SPREAD_FLAT = 0.7, 0.2  # of the scores of a class, approximately
-SHARED = {torch.bfloat16: 60}  # the most queries that look for the same key, by dtype: its gradient is their sum
+OFFSET = 100.0  # the exponential of a score above 100 exceeds float32's range
+VARIANTS = 4  # variants of a class's code: two pairs; the two variants of a pair differ in every column
+# the lowest score of a key of the class, and how much each differing element adds to the score
+MATCH, ELEMENT = 8.0, 0.25
+SPREAD, SPREAD_FLAT = 0.7, 0.2  # approximate spread of the scores within a class
+SHARED = {torch.bfloat16: 60}  # by dtype, the most queries that look for one key: the key's gradient is a sum over them
 SHARED_OTHERS = 200
-COARSE = 1 / 12  # the smallest factor of scores around +-100 in bfloat16
-REPEATED = 16  # the most keys per class for which elements of a mask are inputs
+COARSE = 1 / 12  # the smallest factor of the scores (1 / sqrt(depth) or `scale`) for scores around +-100 in bfloat16
+REPEATED = 16  # the most keys per class with which elements of a mask are inputs
 
 HIDING = ("causal", "boolean", "added -inf", "learned -inf")
-GIVEN = ("boolean", "added", "learned", "added -inf", "learned -inf")  # masks that are tensors
+GIVEN = ("boolean", "added", "learned", "added -inf", "learned -inf")  # masks that are passed as tensors
 LEARNED = ("learned", "learned -inf")  # masks that have a gradient
-_NO_MASK_GRADIENT = "derivative for 'attn_bias' is not implemented"  # cuDNN's
+_NO_MASK_GRADIENT = "derivative for 'attn_bias' is not implemented"  # cuDNN's message
 HIDDEN_ROWS = "some queries see nothing"
-HIDDEN_EVERY = 5  # queries from one that sees nothing to the next
+HIDDEN_EVERY = 5  # distance between two queries that see no key
 SHAPES = ("queries x keys", "1x1", "batch x 1", "1 x heads", "batch x heads", "batch x 1 x 1")
 
-# A length is the sum of a size of tiles or blocks and an offset.
+# A length is the sum of a multiple of a tile or block size and an offset ("past").
 LENGTHS, PAST = (0, 16, 32, 64, 128, 256), (1, -1, 0, 1, 2, 5, 8, -3, -8)
 LENGTHS_KEYS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -70,17 +72,18 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "mask": ("none", "none", "causal", "causal", *GIVEN),
     "mask shape": SHAPES,
     "pattern": ("random", "window", "documents", "aligned to the end", "padding", "everything", HIDDEN_ROWS),
-    "heads": ((1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (4, 1), (3, 1)),  # of queries, and of keys and values
+    # (heads of the queries, heads of the keys and values)
+    "heads": ((1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (4, 1), (3, 1)),
     "shared heads": ("enable_gqa", "expanded"),
     "batch": (1, 2, 3),
     "queries": LENGTHS,
     "queries past": PAST,
     "keys": LENGTHS_KEYS,
     "keys past": PAST,
-    # Fused kernels pad sizes that are not multiples of 8, and have a kernel for each of a few sizes up to 256.
+    # Fused kernels pad depths that are not multiples of 8, and have one kernel for each of a few depths up to 256.
     "depth": (8, 13, 16, 17, 20, 24, 32, 40, 48, 56, 64, 65, 72, 80, 88, 96, 100, 112, 128, 129, 160, 192, 224, 256),
     "depth of values": ("the same", "the same", "half", "more"),
-    "scale": (None, None, 0.6, 1.5),  # times 1 / sqrt(depth)
+    "scale": (None, None, 0.6, 1.5),  # multiplied by 1 / sqrt(depth)
     "scores": SCORES,
     "layout": (*attention_needle_cases.LAYOUTS, "batch apart", "last two swapped", "shifted by 8"),
     "gradient layout": ("contiguous", "heads inside", "padded"),
@@ -90,15 +93,18 @@ SPACE: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True)
 class AttentionArithmetic:
-    """How a device may round. `roundings`: how often a gradient is rounded to its dtype. `tf32`: float32 factors may be
-    rounded to TF32. `half_scores`: the math path may compute in half types, as torch before 2.5 does."""
+    """How a device may round.
+
+    `roundings`: how often a gradient is rounded to its dtype. `tf32`: float32 factors may be rounded to TF32.
+    `half_scores`: the math path may compute in half precision, as torch before 2.5 does.
+    """
 
     roundings: int = ROUNDINGS_CPU
     tf32: bool = False
     half_scores: bool = not hasattr(torch.backends.cuda, "allow_fp16_bf16_reduction_math_sdp")
 
     def factor(self, dtype: torch.dtype) -> float:
-        """The unit roundoff of the math path's arithmetic."""
+        """Return the unit roundoff of the math path's arithmetic for inputs of this dtype."""
         wide = dtype == torch.float32 or self.half_scores
         return tolerances.factor_roundoff(dtype if wide else torch.float32, self.tf32 and dtype == torch.float32)
 
@@ -155,18 +161,18 @@ class Call:
 
     @property
     def size(self) -> int:
-        """The number of elements of inputs and scores."""
+        """The number of elements of all inputs and scores."""
         of_queries = self.heads * self.queries * (self.depth + self.values + 2 * self.keys)
         return self.batch * (of_queries + self.groups * self.keys * (self.depth + self.values))
 
     @property
     def element(self) -> float:
-        """How much 1 more in an element of a key adds to a score of its class, approximately."""
+        """Approximately how much the score of a key in its class rises if one element of the key is larger by 1."""
         return max(ELEMENT, MATCH / (2 * self.depth))
 
     @property
     def rows(self) -> int:
-        """The number of queries on the same keys: those of all heads that share the keys."""
+        """The number of queries per head of keys: queries times the query heads that share this head."""
         return self.heads // self.groups * self.queries
 
     @property
@@ -175,12 +181,12 @@ class Call:
 
     @property
     def factor(self) -> float:
-        """The factor of the scores."""
+        """The factor that scores are multiplied by."""
         return 1 / math.sqrt(self.depth) if self.scale is None else self.scale
 
     @property
     def masked(self) -> str:
-        """The mask as text."""
+        """The mask's part of the case name."""
         if self.mask not in GIVEN:
             return "" if self.mask == "none" else f", {self.mask}"
         pattern = f", {self.pattern}" if self.mask in HIDING else ""
@@ -188,7 +194,7 @@ class Call:
 
     @property
     def hides_rows(self) -> bool:
-        """Whether some queries may see no key."""
+        """Whether the mask may hide all keys from some queries."""
         return self.mask in HIDING and self.mask in GIVEN and self.pattern == HIDDEN_ROWS
 
     @property
@@ -212,14 +218,16 @@ class Call:
 
 
 def length(multiple: int, past: int) -> int:
-    """A length near a multiple of a tile; near 0 for small lengths."""
+    """Return `multiple` + `past`, a length near a multiple of a tile; a small positive length if `multiple` is 0."""
     return multiple + past if multiple else abs(past) + 1 if past <= 0 else past
 
 
 def possible(point: Point, half_only: Sequence[str] = (), zeros: Sequence[str] = BACKENDS_CPU) -> bool:
-    """Whether the combination of parameter values (`point`) is small enough, each of its elements
-    matters, and no fused kernel refuses its shape or strides. `half_only`: backends without float32. `zeros`: backends
-    that give 0 for a query that sees no key."""
+    """Return whether the combination of parameter values (`point`) can be tested. The call must be small enough, each
+    of its inputs must affect the result, and no fused kernel may refuse its shape or strides.
+
+    `half_only`: backends that do not support float32. `zeros`: backends that return 0 for a query that sees no key.
+    """
     call = Call.at(point)
     if call.hides_rows and (call.backend not in zeros or call.mask == "learned -inf"):
         return False
@@ -243,9 +251,9 @@ def sampled_operations(
     half_only: Sequence[str] = (),
     zeros: Sequence[str] = BACKENDS_CPU,
 ) -> tuple[Operation, ...]:
-    """The operations of this probe for these backends."""
+    """Return the operations of this probe for these backends."""
     make = functools.partial(case, how=how)
-    # Before torch 2.5 the output of a query that sees no key was NaN (pytorch pull request 131863).
+    # Before torch 2.5 the output of a query that sees no key was NaN (PyTorch pull request 131863).
     may_be = functools.partial(possible, half_only=half_only, zeros=zeros if hasattr(torch, "_safe_softmax") else ())
     return (
         Operation("attention", {**SPACE, "backend": backends}, make, COUNTS, may_be),
@@ -260,7 +268,7 @@ def attention_cases(context: Context) -> None:
     else:
         how = AttentionArithmetic(ROUNDINGS, context.job.allow_tf32)
         backends = BACKENDS[:-1] if cudnn_is_deprioritized() else BACKENDS
-        # torch's own tests require zeros of these backends; cuDNN, which torch may choose, is not among them.
+        # torch's own tests require zeros from these backends, but not from cuDNN, which torch may choose by default.
         zeros = ("math", "efficient")
         pairwise_case_sampling.check(
             context, sampled_operations(backends, how, half_only=("flash", "cudnn"), zeros=zeros)
@@ -275,7 +283,7 @@ def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:
 
 @dataclass(frozen=True)
 class AttentionPart:
-    """A tensor, and which of its elements are inputs of the case."""
+    """A tensor, and a boolean mask of the elements that are inputs of the case."""
 
     whole: torch.Tensor
     given: torch.Tensor
@@ -289,7 +297,7 @@ class AttentionPart:
         return self.whole[self.given]
 
     def filled(self, values: torch.Tensor) -> torch.Tensor:
-        """The tensor with these inputs, on their device and in their dtype."""
+        """Return the tensor with its inputs replaced by `values`, on the device and in the dtype of `values`."""
         found = self.whole.to(values.device, values.dtype, copy=True)
         if self.any:
             found[self.given.to(values.device)] = values
@@ -298,10 +306,11 @@ class AttentionPart:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The parts of a case. `keys` and `values` have the variants; `index` gives the variant at each position.
+    """The tensors of a case.
 
-    `mask`: a boolean mask in the call's shape, or None. `visible`: which keys each query sees, (batch, heads,
-    queries, keys).
+    `parts`: the tensors by name; keys and values contain each variant once. `index`: the variant at each key position.
+    `mask`: a boolean mask in the call's shape, or None. `visible`: which keys each query sees, (batch, heads, queries,
+    keys).
     """
 
     parts: dict[str, AttentionPart]
@@ -310,7 +319,7 @@ class AttentionProblem:
     visible: torch.Tensor
 
     def filled(self, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All tensors of the call by name, from the inputs of the case."""
+        """Return all tensors of the call by name, built from the inputs of the case."""
         left = iter(given)
         found = {name: part.filled(next(left) if part.any else given[-1][:0]) for name, part in self.parts.items()}
         places = self.index.to(found["k"].device)
@@ -318,7 +327,7 @@ class AttentionProblem:
 
 
 def _made(call: Call, seed: int, how: AttentionArithmetic) -> tuple[Any, Any, Any]:
-    """The inputs on the host, and the functions `run` and `exact` of the case."""
+    """Return the inputs on the host, and the functions `run` and `exact` of the case."""
     problem = _problem(call, seed)
     given = tuple(part.inputs.to(call.dtype) for part in problem.parts.values() if part.any)
     return (
@@ -340,7 +349,8 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
     distance = (places - preferred[..., None]).abs().expand(visible.shape)
     wanted = members[distance.masked_fill(~visible, 2 * call.keys).argmin(-1)]
     near = visible & (members == wanted[..., None])
-    whole = torch.stack([(near & (variants == n)).any(-1) for n in range(VARIANTS)]).all(0)  # queries that see all four
+    # queries that see all four variants
+    whole = torch.stack([(near & (variants == n)).any(-1) for n in range(VARIANTS)]).all(0)
 
     shape = (call.batch, call.groups, call.classes, VARIANTS, call.depth)
     codes = hashed_inputs.whole((*shape[:3], call.depth), seed, 1)
@@ -359,7 +369,7 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
     grad = hashed_inputs.whole((*q.shape[:-1], call.values), seed + 4, 1)
 
     def looked_for(by: torch.Tensor) -> torch.Tensor:
-        """Which variants are near to one of these queries, (batch, groups, classes x variants)."""
+        """Return which variants occur at a position marked in `by`, (batch, groups, classes x variants)."""
         any_row = by.view(call.batch, call.groups, -1, call.keys).any(2)
         found = torch.zeros(call.batch, call.groups, call.classes * VARIANTS, dtype=torch.int64)
         index = (VARIANTS * members + variants).expand(any_row.shape)
@@ -379,8 +389,8 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
 
 
 def _preferred(call: Call) -> torch.Tensor:
-    """The position of the key that each query looks for, (heads, queries). Every second query counts back from the last
-    key, so that all keys are covered and half of the positions lie beyond the edge of a causal mask."""
+    """Return the position near which each query looks for a key, (heads, queries). Every second query counts back from
+    the last key. All keys are thus covered, and half of the positions lie beyond the edge of a causal mask."""
     each = call.heads // call.groups
     row = torch.arange(call.queries) * each + torch.arange(call.heads)[:, None] % each
     forward = row * call.keys // call.rows
@@ -388,8 +398,8 @@ def _preferred(call: Call) -> torch.Tensor:
 
 
 def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """0 or 1 for each element of the keys' variants. Half of each variant are 1, which would give all variants the same
-    score; some elements of the second pair are flipped, so that the scores differ."""
+    """Return 0 or 1 for each element of the keys' variants. In each variant half of the elements are 1, so all variants
+    would have the same score. Some elements of the second pair of variants are therefore flipped."""
     column = torch.arange(call.depth)
     first, second = column % 2, column // 2 % 2
     regular = torch.stack((first, 1 - first, second, 1 - second)).to(torch.float32)
@@ -400,8 +410,8 @@ def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def _pattern(call: Call, seed: int) -> torch.Tensor:
-    """A mask of the call's shape, True where a query sees a key. Each query sees at least one key, except with
-    HIDDEN_ROWS."""
+    """Return a mask of the call's shape, True where a query sees a key. Each query sees at least one key, unless the
+    pattern is HIDDEN_ROWS."""
     sizes = (1,) * (4 - len(call.mask_sizes)) + call.mask_sizes
     batch, head, i, j = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
     shift, queries, keys = batch + head, sizes[2], call.keys
@@ -419,7 +429,8 @@ def _pattern(call: Call, seed: int) -> torch.Tensor:
     else:
         found = torch.ones(sizes, dtype=torch.bool)
     found = found | (j == centre)
-    if call.pattern == HIDDEN_ROWS:  # rows of each residue, so that whole tiles and parts of them are hidden
+    # hides every fifth query, and every fourth block of 16 queries: parts of tiles, and whole tiles
+    if call.pattern == HIDDEN_ROWS:
         found = found & (i % HIDDEN_EVERY != (HIDDEN_EVERY - 1 + shift) % HIDDEN_EVERY) & (i // 16 % 4 != 2)
     return found.reshape(call.mask_sizes)
 
@@ -437,8 +448,8 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-    """The output with all gradients, then the output without gradients. Before them, a call with different values
-    and a different scale."""
+    """Return the output with all gradients, and the output computed without gradients. A call with different values and
+    a different scale comes first, so that state kept from an earlier call is detected."""
     tensors = problem.filled(given)
     leaves = [_laid_out(tensors[name], call.layout) for name in "qkv"]
     grad = _laid_out(tensors["grad"], call.gradient_layout)
@@ -484,14 +495,14 @@ def _attend(
 
 
 def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: AttentionArithmetic) -> dict[str, Exact]:
-    """The output, and the gradients with their spreads as in attention_gradient_cases.exact_gradients, with products in
-    float64 over every key."""
+    """Return the exact output and gradients with their tolerances. The spreads are those of
+    attention_gradient_cases.exact_gradients, with float64 products over every key."""
     tensors = problem.filled(given)
     q, grad, visible = tensors["q"], tensors["grad"], problem.visible
     its_k, its_v = (tensors[name].repeat_interleave(call.heads // call.groups, 1) for name in "kv")
     added = tensors.get("bias", torch.zeros((), dtype=q.dtype))
     scores = ((q @ its_k.mT) * call.factor + added).masked_fill(~visible, -math.inf)
-    lowest = torch.finfo(scores.dtype).min  # of a query that sees nothing, whose weights are 0
+    lowest = torch.finfo(scores.dtype).min  # the maximum of a query that sees no key; its weights are 0
     powers = (scores - scores.amax(-1, keepdim=True).clamp(min=lowest)).exp()
     weights = powers / powers.sum(-1, keepdim=True).clamp(min=tolerances.unit_roundoff(torch.float64))
 
@@ -527,12 +538,14 @@ def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: Att
 def _below_normal(
     call: Call, tensors: Mapping[str, torch.Tensor], sizes: torch.Tensor, k: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The possible loss in gradients where weights and gradients of scores are subnormal in their dtype and may become
-    0, as may the gradient of each head before the sum over heads. `sizes`: for each score, a bound of the factor of its
-    weight in the gradient of that score."""
+    """Return how much of each gradient may be lost to underflow. Weights and gradients of scores that are subnormal in
+    their dtype may become 0, and so may the gradient of each head before the sum over heads.
+
+    `sizes`: for each score, an upper bound of the factor of its weight in the gradient of that score.
+    """
     least = tolerances.rounding(torch.zeros((), dtype=torch.float64), call.dtype)
     each, q, grad = call.heads // call.groups, tensors["q"].abs(), tensors["grad"].abs()
-    if call.dtype != torch.float16:  # others have float32's range
+    if call.dtype != torch.float16:  # the other dtypes have float32's exponent range
         return dict.fromkeys(TITLES, least)
     lost = 1 + sizes
     return {
@@ -544,15 +557,16 @@ def _below_normal(
 
 
 def _summed(call: Call, values: torch.Tensor) -> torch.Tensor:
-    """The sum over the heads of queries that share a head of keys."""
+    """Sum over the query heads that share a head of keys."""
     return values.reshape(call.batch, call.groups, -1, *values.shape[2:]).sum(2)
 
 
 def _output_bound(
     call: Call, how: AttentionArithmetic, weights: torch.Tensor, moved: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """The tolerance of the output, as in float64_reference_operations.attention: the errors of the scores after the
-    exponential and the sum, and three roundings before the product with v. `moved`: the largest error of each score."""
+    """Return the tolerance of the output, as in float64_reference_operations.attention. It covers the errors of the
+    scores after the exponential and the sum, and three roundings before the product with v. `moved`: the largest error
+    of each score."""
     powers = moved.exp()
     change = powers * (weights * powers).sum(-1, keepdim=True) - 1
     rounded = 3 * tolerances.factor_roundoff(call.dtype, how.tf32) + 2 * tolerances.gamma(
@@ -562,8 +576,8 @@ def _output_bound(
 
 
 def _gradient_bound(call: Call, how: AttentionArithmetic, moved: float) -> float:
-    """The tolerance relative to a spread: tolerances.attention_gradient_floor for scores with errors of up to `moved`,
-    and the roundings of tolerances.attention_gradient_cap in the math path's arithmetic."""
+    """Return the tolerance relative to a spread. It is tolerances.attention_gradient_floor for scores with errors of up
+    to `moved`, plus the roundings of tolerances.attention_gradient_cap in the math path's arithmetic."""
     logit = moved / tolerances.gamma(call.depth + 2, tolerances.ACCUMULATOR)
     floor = tolerances.attention_gradient_floor(call.dtype, logit, call.depth, max(call.queries, call.keys), how.tf32)
     return floor + 7 * tolerances.LIKELY * how.factor(call.dtype)

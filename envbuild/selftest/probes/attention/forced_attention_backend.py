@@ -1,4 +1,4 @@
-"""Selects torch's attention backend, and recognises torch's errors about a missing one."""
+"""Select one of torch's attention backends, and recognise torch's errors about an unsupported backend."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 from envbuild.selftest.harness.probe_context import is_unsupported
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 
-_FLAGS = {"math": "enable_math", "flash": "enable_flash", "efficient": "enable_mem_efficient"}  # before torch 2.3
+_FLAGS = {"math": "enable_math", "flash": "enable_flash", "efficient": "enable_mem_efficient"}  # used before torch 2.3
 _BACKENDS = {
     "math": "MATH",
     "flash": "FLASH_ATTENTION",
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-# On Hopper and Blackwell torch prefers cuDNN's attention, unless this variable is 1 (libtorch_cuda of torch 2.11.0).
+# On Hopper and Blackwell torch prefers cuDNN's attention unless this variable is 1 (found in libtorch_cuda of torch
+# 2.11.0).
 DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-# "to have the same dtype": on the CPU, autocast of torch 2.0 ignores attention. "enable_gqa": torch 2.5 and newer.
+# Parts of torch's messages. "to have the same dtype": in torch 2.0, autocast on the CPU ignores attention.
+# "enable_gqa": torch before 2.5 lacks this argument.
 _NO_KERNEL = (
     "No available kernel",
     "No viable backend",
@@ -32,7 +34,7 @@ _NO_KERNEL = (
 
 @contextlib.contextmanager
 def only(backend: str) -> Iterator[None]:
-    """Allows only this backend. Raises Skip if this torch has no such backend, or no way to select it."""
+    """Allow only this backend. Raises Skip if this torch version has no such backend, or cannot select it."""
     attention = getattr(torch.nn, "attention", None)
     if attention is not None:
         member = getattr(attention.SDPBackend, _BACKENDS[backend], None)
@@ -48,7 +50,7 @@ def only(backend: str) -> Iterator[None]:
 
 
 def skip_deprioritized_cudnn() -> None:
-    """Raise Skip if the environment keeps torch from choosing cuDNN's attention."""
+    """Raise Skip if an environment variable keeps torch from choosing cuDNN's attention."""
     if cudnn_is_deprioritized():
         raise Skip(f"{DEPRIORITIZED}=1 is set: torch uses cuDNN's attention only where a program asks for it")
 

@@ -1,6 +1,8 @@
-"""nn.MultiheadAttention, a part of attention.cases: its projections, masks and weights, in training and evaluation.
+"""nn.MultiheadAttention, a part of attention.cases: its projections, masks and weights, in training and evaluation
+mode.
 
-In evaluation without gradients torch uses a different path, in which projections and attention are one operation.
+In evaluation mode without gradients, torch may use a fast path, which fuses the projections and attention into one
+operation.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def _possible(point: Point) -> bool:
 
 
 def case(point: Point, seed: int, tf32: bool) -> Case:
-    """Build the case for one combination of parameter values (`point`). Inputs are integers; weights are +-1 times a
-    power of two that keeps projections near 1."""
+    """Build the case for one combination of parameter values (`point`). The inputs are integers. The weights are +-1
+    times a power of two that keeps the projections near 1."""
     width, batch, queries, keys = _sizes(point)
     own = point["keys"] == "its own"
     scale = 2.0 ** -round(math.log2(1.6 * math.sqrt(width)))
@@ -56,7 +58,8 @@ def case(point: Point, seed: int, tf32: bool) -> Case:
         *([hashed_inputs.whole((3, width), 8 * seed + 4, 2) / 4] if point["bias"] else []),
         *([hashed_inputs.whole((queries, keys), 8 * seed + 5, 2) / 2] if point["mask"] == "added" else []),
     ]
-    # The first key is hidden in every second sample: in self-attention it is still an input, as a query.
+    # With self-attention and padding, the first key is hidden in every second sample. It still affects the results, as
+    # a query.
     hidden = torch.zeros(batch, keys, dtype=torch.bool)
     if point["padding"] and own and batch > 1 and point["mask"] != "causal":
         hidden[::2, 0] = True
@@ -90,7 +93,7 @@ def _named(given: Sequence[torch.Tensor], point: Point) -> dict[str, torch.Tenso
     names = ["query", *([] if point["keys"] == "its own" else ["memory"]), "projections", "out"]
     names += [*(["bias"] if point["bias"] else []), *(["added"] if point["mask"] == "added" else [])]
     found = dict(zip(names, given))
-    if point["bias"]:  # the keys' bias adds the same to all scores of a query, so no result depends on it
+    if point["bias"]:  # the keys' bias shifts all scores of a query equally, so no result depends on it
         of_query, of_value, of_output = found["bias"]
         found["bias"] = torch.stack((of_query, torch.full_like(of_query, KEY_BIAS), of_value, of_output))
     return {"memory": found["query"], **found}
@@ -118,7 +121,7 @@ def _run(
     shown: dict[str, Any] = {"attn_mask": tensors.get("added") if mask is None else mask.to(query.device)}
     if bool(hidden.any()):
         padding = hidden.to(query.device)
-        added = "added" in tensors  # masks of two kinds are deprecated
+        added = "added" in tensors  # torch deprecates passing masks of two different types
         shown["key_padding_mask"] = query.new_zeros(hidden.shape).masked_fill(padding, -math.inf) if added else padding
     with torch.set_grad_enabled(point["mode"] == "training"):
         output, weights = module(
@@ -137,9 +140,9 @@ def _run(
 def _exact(
     *given: torch.Tensor, point: Point, mask: torch.Tensor | None, hidden: torch.Tensor, tf32: bool
 ) -> dict[str, Exact]:
-    """The exact results. Projections of integers by powers of two are exact, also in TF32; the rest is as in
-    attention_cases. The last projection has independent roundings (Higham and Mary, 2019, as in
-    tolerances.attention_gradient_floor)."""
+    """Return the exact results. Projections of integers by powers of two are exact, also in TF32. Scores and weights
+    are treated as in attention_sampled_cases. The roundings of the output projection are treated as independent (Higham
+    and Mary, 2019, as in tolerances.attention_gradient_floor)."""
     tensors = _named(given, point)
     width = _sizes(point)[0]
     bias = tensors.get("bias", torch.zeros(4, width, dtype=torch.float64))
