@@ -3,18 +3,18 @@
 The reference gathers the patches by indexing and multiplies matrices on the host: it uses no convolution. Its gradients
 come from autograd through the indexing and that product.
 
-On integers there is one right result. Inputs are 1 or -1 everywhere, and a filter has 8 to 15 weights of 1 or -1,
-placed so that together the filters use every tap of every channel (of two wide ones, half of them). So every element
-counts, and every sum is a small integer that float16 and bfloat16 represent, whatever the order and the parts in which
-it is summed. A result of integers must therefore be equal. Only Winograd and Fourier transforms compute with fractions,
-and leave fractions behind; they must come so close that rounding to the nearest integer gives the right one. A product
-or channel that is lost or added twice changes a result by 1 at least, and is found in every dtype and with every
-algorithm. Results that were not exact are reported.
+With integers there is exactly one correct result. All inputs are 1 or -1. A filter has 8 to 15 weights of 1 or -1, and
+its other weights are 0. Together the filters use every tap of every channel, except in two 3x3x3 convolutions and in
+the depthwise ones, where they use some of the taps. Every sum is a small integer, and so is every partial sum: float16
+and bfloat16 represent them in any order of summation. The result must therefore be equal. Only Winograd and Fourier
+transforms compute with fractions and may leave fractions behind. Then the results must be so close that rounding to the
+nearest integer gives the correct one; such inexact results are reported as a trait. A product or channel that is lost
+or added twice changes a result by at least 1, so it is detected in every dtype and with every algorithm.
 
-On values in [0, 1) an element is a sum of k = channels x kernel products, and the tolerance is that of a product with
-this inner length; as the transforms mix neighbours, the largest |A||B| of the output counts for each of its elements.
-In float16 cuDNN may keep parts of a sum in half precision (split-K, Winograd): there the wider tolerances.half_sums is
-the limit, and results outside the other tolerance are reported as a trait.
+With values in [0, 1), an output element is a sum of k = channels x kernel products. The tolerance is that of a matrix
+product with inner length k. Transforms mix neighbouring elements, so the largest |A||B| of the output determines the
+tolerance of all its elements. In float16 cuDNN may keep parts of a sum in half precision (split-K, Winograd). The limit
+is then the wider tolerances.half_sums, and results outside the narrower tolerance are reported as a trait.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import patches
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CHECKED = 96  # with values in [0, 1): up to this many output channels are all compared; of more, only about 16
-NEAREST = 0.49  # the largest error of an integer where fractions appear: below 1/2
-FEWEST, MOST = 8, 15  # nonzero weights of a filter of integers; MOST keeps tolerances.half_sums below NEAREST
+# with values in [0, 1): compare all output channels up to this number; of more channels, compare only about 16
+CHECKED = 96
+NEAREST = 0.49  # the largest error of an integer result if fractions appear: less than 1/2
+FEWEST, MOST = 8, 15  # nonzero weights of an integer filter; MOST keeps tolerances.half_sums below NEAREST
 STEP = 1009  # distance between a filter's nonzero weights; a prime
 
 
@@ -42,8 +43,8 @@ STEP = 1009  # distance between a filter's nonzero weights; a prime
 class Convolution:
     """An input (batch, channels, sizes...) and `out` filters of (channels / groups, kernel...).
 
-    `transposed`: torch's transposed convolution, whose weights are (channels, out / groups, kernel...); `extra` is its
-    output padding. `last`: the input has the channels-last layout.
+    `transposed`: use torch's transposed convolution, whose weights are (channels, out / groups, kernel...). `extra`:
+    its output padding. `last`: the input has the channels-last memory layout.
     """
 
     shape: tuple[int, ...]
@@ -74,7 +75,7 @@ class Convolution:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The output's sizes."""
+        """The spatial sizes of the output."""
         sizes, kernels = self.shape[2:], (self.dilation * (n - 1) + 1 for n in self.kernel)
         each = zip(sizes, kernels, self.each(self.stride), self.each(self.padding))
         if self.transposed:
@@ -83,13 +84,13 @@ class Convolution:
 
     @property
     def channels(self) -> list[int]:
-        """The output channels that are compared on values in [0, 1): all, or some from the first to the last."""
+        """The output channels that are compared with values in [0, 1): all of them, or an evenly spaced selection."""
         if self.out <= CHECKED:
             return list(range(self.out))
         return sorted({*range(0, self.out, self.out // 16), self.out - 1})
 
     def each(self, value: int | tuple[int, ...]) -> tuple[int, ...]:
-        """A number for each dimension."""
+        """Return the value for each dimension; a single number applies to all dimensions."""
         return value if isinstance(value, tuple) else (value,) * self.dimensions
 
     @property
@@ -106,24 +107,24 @@ class Convolution:
         return forth(x, w, bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-# Few sizes are multiples of 16, so that the kernels' edges are tested.
+# Most sizes are not multiples of 16, so that the kernels' edges are tested.
 SMALL = (
-    Convolution((2, 45, 211), 51, (7,), padding=9, dilation=3),  # a vocoder's, dilated
+    Convolution((2, 45, 211), 51, (7,), padding=9, dilation=3),  # a dilated convolution of a vocoder
     Convolution((2, 64, 33, 31), 48, (3, 3), padding=1),
     Convolution((1, 32, 35, 37), 64, (3, 3), stride=2, padding=1),
     Convolution((2, 67, 17, 19), 65, (1, 1)),
     Convolution((1, 3, 56, 42), 96, (14, 14), stride=14),  # an image cut into patches
-    Convolution((1, 48, 25, 27), 48, (7, 7), padding=3, groups=48),  # depthwise
-    Convolution((1, 32, 5, 18, 20), 48, (3, 3, 3), padding=1),  # a video autoencoder's
+    Convolution((1, 48, 25, 27), 48, (7, 7), padding=3, groups=48),  # depthwise convolution
+    Convolution((1, 32, 5, 18, 20), 48, (3, 3, 3), padding=1),  # from a video autoencoder
     Convolution((1, 40, 7, 13, 15), 56, (3, 1, 1), padding=(1, 0, 0)),  # along time only
     Convolution((1, 4, 4, 32, 34), 96, (1, 2, 2), stride=(1, 2, 2)),  # a video cut into patches
 )
-# As wide as in models, because the algorithm depends on the size; too slow for a CPU.
+# With as many channels as in models, because the algorithm depends on the size; too slow for a CPU.
 WIDE = (
     Convolution((1, 320, 64, 64), 320, (3, 3), padding=1),
     Convolution((1, 128, 5, 30, 52), 128, (3, 3, 3), padding=1),
 )
-# With a bias, and with all gradients, over several images.
+# With a bias and all gradients, over several images.
 TRAINED = (
     Convolution((3, 64, 17, 15), 72, (3, 3), padding=1),
     Convolution((3, 24, 9, 11), 32, (3, 3), padding=1, last=True),
@@ -141,8 +142,7 @@ TRAINED = (
 
 
 def conv(context: Context) -> None:
-    """conv: image, video and audio convolutions and their gradients are exact on integers, and close on other
-    values."""
+    """conv: image, video and audio convolutions and gradients are exact on integers, and close on other values."""
     version = None if context.on_cpu else torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     context.traits.update(torch=str(torch.__version__), cudnn=version)
     for case in SMALL if context.on_cpu else SMALL + WIDE:
@@ -166,23 +166,23 @@ def conv(context: Context) -> None:
 
 
 def sparse(rows: int, size: int, seed: int) -> torch.Tensor:
-    """float32 (rows, size) of {-1, 0, 1}. FEWEST to MOST elements of each row are not 0: as many as needed for a
-    nonzero element in every column."""
+    """Return float32 (rows, size) of {-1, 0, 1}. Each row has FEWEST to MOST nonzero elements: within these limits, as
+    many as are needed for a nonzero element in every column."""
     count = min(max(FEWEST, -(-size // rows)), MOST, size)
     places = torch.arange(rows * count).view(rows, count) * STEP % size
     return torch.zeros(rows, size).scatter(1, places, hashed_inputs.signs(rows * count, seed).view(rows, count))
 
 
 def integer_inputs(case: Convolution) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and weights whose sums are small integers."""
+    """Return inputs and weights for which all sums are small integers."""
     rows, size = case.filters[0], int(torch.Size(case.filters[1:]).numel())
     x = hashed_inputs.signs(int(torch.Size(case.shape).numel()), 61).view(case.shape)
     return x, sparse(rows, size, 62).view(case.filters)
 
 
 def reference(case: Convolution, x: torch.Tensor, w: torch.Tensor, channels: Sequence[int]) -> torch.Tensor:
-    """These output channels, (channels, images x places), in the dtype of x and w: float64, or float32 for integers,
-    which it sums exactly."""
+    """Return the given output channels, (channels, images x places), in the dtype of x and w. The dtype is float64, or
+    float32 for integers, whose sums are exact in float32."""
     strides, paddings = case.each(case.stride), case.each(case.padding)
     if case.transposed:
         x, w = _spread(case, x, strides), _turned(case, w)
@@ -198,7 +198,7 @@ def reference(case: Convolution, x: torch.Tensor, w: torch.Tensor, channels: Seq
 
 
 def _spread(case: Convolution, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A transposed convolution's input with zeros between its elements, and `extra` zeros after the last."""
+    """Return a transposed convolution's input with zeros between its elements, and `extra` zeros after the last one."""
     sizes = [(n - 1) * stride + 1 + case.extra for n, stride in zip(x.shape[2:], strides)]
     wide = x.new_zeros(*x.shape[:2], *sizes)
     wide[(slice(None), slice(None), *(slice(0, n - case.extra, stride) for n, stride in zip(sizes, strides)))] = x
@@ -206,16 +206,19 @@ def _spread(case: Convolution, x: torch.Tensor, strides: tuple[int, ...]) -> tor
 
 
 def _turned(case: Convolution, w: torch.Tensor) -> torch.Tensor:
-    """A transposed convolution's weights as those of the equivalent plain one: (out, channels / groups, kernel...)."""
+    """Convert a transposed convolution's weights to those of the equivalent plain one: (out, channels / groups,
+    kernel...)."""
     grouped = w.flip(*range(2, w.dim())).view(case.groups, -1, *w.shape[1:])
     return grouped.transpose(1, 2).reshape(case.out, -1, *case.kernel)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The integers of a case in float32: inputs, output and gradients. The output's gradient has no zeros in `full`,
-    for the input's gradient, and is sparse in `few`, for those of weights and bias. All sums are small, as those of
-    `sparse`."""
+    """The integers of a case in float32: inputs, output and gradients.
+
+    `full`: an output gradient without zeros, from which the input's gradient is computed. `few`: a sparse output
+    gradient, from which the gradients of weights and bias are computed. All sums are as small as those with `sparse`.
+    """
 
     x: torch.Tensor
     w: torch.Tensor
@@ -240,8 +243,8 @@ class Trained:
 def gradients_of(
     output: torch.Tensor, leaves: tuple[torch.Tensor, ...], full: torch.Tensor, few: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The gradient of the input for one gradient of the output (`full`), and those of weights and bias for a
-    different one (`few`)."""
+    """Return the gradient of the input for the output gradient `full`, then the gradients of weights and bias for the
+    output gradient `few`."""
     first = backward_pass.gradients(output, leaves[:1], full, retain_graph=True)
     return (*first, *backward_pass.gradients(output, leaves[1:], few))
 
@@ -278,12 +281,13 @@ def _try(context: Context, case: Convolution, kind: str, x: torch.Tensor, w: tor
 
 
 def channel_rows(values: torch.Tensor) -> torch.Tensor:
-    """Reorders (images, channels, places...) to (channels, images x places)."""
+    """Reshape (images, channels, places...) to (channels, images x places)."""
     return values.transpose(0, 1).flatten(1)
 
 
 def _judge_integers(context: Context, name: str, got: torch.Tensor, exact: torch.Tensor, seconds: float) -> None:
-    """Integers must be equal; results with fractions must be nearest to the right integer."""
+    """Check integer results. They must be equal to `exact`; if any result has a fraction, all must be within NEAREST of
+    it."""
     whole = bool((got == got.round()).all())
     worst = compare(got, exact, torch.tensor(0.0 if whole else NEAREST, dtype=torch.float64))
     context.compared(name, got.dtype, got.shape, worst, seconds)
@@ -294,7 +298,7 @@ def _judge_integers(context: Context, name: str, got: torch.Tensor, exact: torch
 
 
 def _judge_uniform(context: Context, name: str, k: int, got: torch.Tensor, exact: torch.Tensor, seconds: float) -> None:
-    """Judges values in [0, 1). None of them is negative, so `exact` is also the magnitude."""
+    """Check results for values in [0, 1). No value is negative, so `exact` is also |A||B|."""
     tight = tolerances.gemm(exact, exact.max(), k, got.dtype, context.job.allow_tf32)
     may_be_half = got.dtype == torch.float16 and not context.on_cpu
     limit = tolerances.half_sums(exact, exact.max(), k, got.dtype) if may_be_half else tight

@@ -1,5 +1,5 @@
-"""The convolutions that conv_sampled_cases.py samples: the space of arguments and sizes, and the shape
-of each sampled combination."""
+"""The convolutions that conv_sampled_cases.py samples: the space of arguments and sizes, and the shape for each
+combination of values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from envbuild.selftest.numerics.pairwise_case_sampling import Point
 
 Sizes = tuple[int, ...]
 
-# Values that are listed several times are used more often. Many sizes are beyond several multiples at once, and odd.
+# A value that is listed several times is drawn more often. Many sizes are odd, or just above multiples of a vector or
+# tile size.
 SPACE: Mapping[str, Sequence[Any]] = {
     "usual": ("any", "dense", "3x3", "long", "depthwise", "grouped", "volume", "transposed"),
     "values": (*["whole"] * 5, "fractions"),
     "rank": (1, *[2] * 4, 3),
     "way": (*["plain"] * 3, "transposed"),
     "images": (1, 2, 3, 5, 7, 67),
-    "channels": (1, 2, 3, 4, 8, 9, 13, 17, 24, 33, 40),  # per group, and so are the filters
+    "channels": (1, 2, 3, 4, 8, 9, 13, 17, 24, 33, 40),  # channels per group; "filters" is per group, too
     "filters": (1, 2, 3, 4, 5, 7, 8, 12, 17, 33),
     "groups": (*["one"] * 3, "two", "three", "depthwise", "depthwise twice"),
     "wide": ("nothing", "nothing", "images", "channels", "filters", "length"),
@@ -31,17 +32,17 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "stride": (*[(1, 1, 1)] * 3, *[(2, 2, 2)] * 3, (3, 3, 2), (2, 1, 1), (1, 2, 3)),
     "dilation": (*[(1, 1, 1)] * 4, (2, 2, 2), (1, 2, 1), (3, 1, 2)),
     "padding": ("none", "one", "one", "half", "uneven", "full", "same"),
-    "extra": (0, 1, 2),  # output padding of a transposed convolution, limited by stride and dilation
+    "extra": (0, 1, 2),  # output padding of a transposed convolution; reduced where stride and dilation require it
     "bias": (True, True, False),
     "input": ("channels last", "rows apart", "images apart", "turned", "offset", "channels last apart"),
     "weights": ("contiguous", "channels last", "turned", "offset"),
     "gradient": ("contiguous", "channels last", "expanded", "turned", "rows apart"),
-    "turn": (0, 1, 2),  # which dtype has which layout
+    "turn": (0, 1, 2),  # shifts which dtype gets which layout
     "mode": (*["gradients"] * 3, "second call", "inference", "one image without a batch"),
 }
 _UNSTRIDED = {"stride": (1, 1, 1), "dilation": (1, 1, 1)}
 _DENSE = {"way": "plain", "groups": "one"}
-# Values that models use most, but that random combinations would seldom have: these replace the drawn ones.
+# Values that models use most, but that random combinations would seldom have. They replace the drawn values.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "any": {},
     "dense": {**_DENSE, "rank": 2, "wide": "nothing"},
@@ -60,9 +61,10 @@ def _strided(kernel: int, stride: int, padding: int) -> dict[str, Any]:
     return {"kernel": (kernel,) * 3, "stride": (stride,) * 3, "padding": padding}
 
 
-# Layers of models whose kernels, strides, dilations or groups are beyond those of SPACE: images first, then lines
-# (sound, text), then volumes. The values replace those of _LAYER. Depthwise kernels are 27 wide at most: from width 31
-# on, with channels last and bfloat16, oneDNN (torch 2.13) does not return on a processor with AVX512_BF16.
+# Layers of models whose kernels, strides, dilations or groups are outside SPACE: two-dimensional layers (images) first,
+# then one-dimensional (sound, text) and three-dimensional ones. The values replace those of _LAYER. Depthwise kernels
+# are at most 27 wide. From width 31 on, with channels last and bfloat16, oneDNN (torch 2.13) does not return on a
+# processor with AVX512_BF16.
 LAYERS: Mapping[str, Mapping[str, Any]] = {
     "patches of 16": {**_strided(16, 16, 0), "channels": 3, "filters": 24, "length": 53},
     "patches of 14": {**_strided(14, 14, 0), "channels": 3, "filters": 40, "length": 43},
@@ -106,11 +108,12 @@ LAYER_SPACE: Mapping[str, Sequence[Any]] = {
     "images": (1, 2, 3, 5),
     **{name: SPACE[name] for name in ("values", "bias", "input", "weights", "gradient", "turn", "mode")},
 }
-# `multiple` -> length of a tensor of one dimension
+# Maps `multiple` to the length of a one-dimensional tensor.
 LONG = {16: 1040, 32: 1088, 64: 2048, 128: 256}
 GROUPS = {"one": 1, "two": 2, "three": 3, "sixteen": 16, "thirty-two": 32}
-MOST_VOLUME_GROUPS = 12  # in three dimensions, where torch's CPU kernels take milliseconds for each
-MOST_PRODUCTS = 1 << 22  # of a case; above this limit, there are fewer images, channels or filters
+MOST_VOLUME_GROUPS = 12  # maximum in three dimensions, where torch's CPU kernels take milliseconds per group
+# maximum number of products of a case; above this limit, images, channels or filters are reduced
+MOST_PRODUCTS = 1 << 22
 FEW_IMAGES = 5
 
 
@@ -118,10 +121,10 @@ FEW_IMAGES = 5
 class ConvShape:
     """The shape of a convolution.
 
-    `large` and `small`: the sizes of the tensor with more positions and of the one with fewer. They are input and
-    output of a plain convolution, and output and input of a transposed one. `channels`: the
-    number of channels in each group of the large tensor; `filters`: that of the small one. `padding`: the padding
-    before and after each dimension.
+    `large` and `small`: the sizes of the tensor with more positions and of the tensor with fewer positions. In a plain
+    convolution `large` is the input and `small` the output; in a transposed convolution it is the other way round.
+    `channels`: the number of channels per group of the large tensor. `filters`: the number of channels per group of the
+    small tensor. `padding`: the padding before and after each dimension.
     """
 
     images: int
@@ -136,7 +139,7 @@ class ConvShape:
     dilation: Sizes
     transposed: bool
     extra: Sizes
-    same: bool  # the padding argument is the word "same"
+    same: bool  # the padding argument of the call is the string "same"
 
     @property
     def weights(self) -> Sizes:
@@ -144,14 +147,14 @@ class ConvShape:
 
     @property
     def read(self) -> tuple[int, Sizes]:
-        """The input's channels and sizes."""
+        """The number of channels and the sizes of the input."""
         return (
             (self.groups * self.filters, self.small) if self.transposed else (self.groups * self.channels, self.large)
         )
 
     @property
     def written(self) -> tuple[int, Sizes]:
-        """The output's channels and sizes."""
+        """The number of channels and the sizes of the output."""
         return (
             (self.groups * self.channels, self.large) if self.transposed else (self.groups * self.filters, self.small)
         )
@@ -167,12 +170,13 @@ class ConvShape:
 
     @property
     def products(self) -> tuple[int, int]:
-        """The number of products summed to an element of the small tensor, and of the large one."""
+        """How many products are summed to an element of the small tensor, and how many to an element of the large
+        tensor."""
         return self.channels * math.prod(self.kernel), self.filters * math.prod(self.kernel)
 
     @property
     def covered(self) -> list[list[int]]:
-        """The positions of the input that some window reads, by dimension."""
+        """For each dimension, the positions of the input that at least one window reads."""
         if self.transposed:
             return [list(range(n)) for n in self.small]
         return [
@@ -196,7 +200,7 @@ class ConvShape:
 
 
 def point_of_layer(point: Point) -> Point:
-    """The combination of values of SPACE for one of LAYER_SPACE."""
+    """Convert a combination of values of LAYER_SPACE to a combination of values of SPACE."""
     found = {**_LAYER, **point, **LAYERS[point["layer"]]}
     more = 0 if found["channels"] == 1 or found["rank"] == 3 else point["more"]
     return {**found, "channels": found["channels"] + more, "filters": found["filters"] + more}
@@ -207,7 +211,8 @@ def with_usual(point: Point) -> Point:
 
 
 def output_padding(point: Point) -> Sizes:
-    """Of a transposed convolution, as far as torch allows it: below the stride or below the dilation."""
+    """Return the output padding of a transposed convolution. torch requires it to be less than the stride or less than
+    the dilation."""
     return tuple(min(point["extra"], max(s, d) - 1) for s, d in zip(point["stride"], point["dilation"]))[
         : point["rank"]
     ]
@@ -215,7 +220,7 @@ def output_padding(point: Point) -> Sizes:
 
 def shape(point: Point) -> ConvShape:
     """Return the shape for one combination of parameter values (`point`). Sizes that are too small for the kernel are
-    enlarged, padding that is too wide is reduced."""
+    increased, and padding that is too wide is reduced."""
     rank, transposed = point["rank"], point["way"] == "transposed"
     kernel, stride, dilation = (point[name][:rank] for name in ("kernel", "stride", "dilation"))
     extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
@@ -231,8 +236,9 @@ def shape(point: Point) -> ConvShape:
         large = tuple(n - 2 * before + more for n, (before, _), more in zip(reached, padding, extra))
     else:
         extra = (0,) * rank
-        # Each tap reads an element, and strided windows have two positions: with one, oneDNN 3.12 (torch 2.13) computes
-        # bfloat16 wrongly on processors with AMX, in two dimensions without padding.
+        # Every tap must read an element, and strided windows must have at least two positions. With one position,
+        # oneDNN 3.12 (torch 2.13) computes wrong bfloat16 results on processors with AMX, in two dimensions without
+        # padding.
         least = (extent if s == 1 else extent + s for extent, s in zip(extents, stride))
         large = tuple(max(n, needed) for n, needed in zip(sizes, least))
         wide = (n + before + after for n, (before, after) in zip(large, padding))
@@ -242,13 +248,13 @@ def shape(point: Point) -> ConvShape:
 
 
 def has_bias(point: Point) -> bool:
-    """Always true where some of the output may consist of bias only, because its gradient would not matter without a
-    bias."""
+    """Return whether the convolution has a bias. A transposed convolution always has one, because some of its output
+    elements may depend on nothing else: without a bias their gradient would have no effect."""
     return bool(point["bias"]) or point["way"] == "transposed"
 
 
 def _padding(kind: str | int, dimension: int, extent: int, same: bool) -> tuple[int, int]:
-    """The padding before and after; no window lies in the padding only."""
+    """Return the padding before and after a dimension. It is so narrow that no window lies entirely in the padding."""
     if same:
         return (extent - 1) // 2, extent - 1 - (extent - 1) // 2
     width = (
@@ -264,7 +270,8 @@ def _wide(point: Point) -> int:
 
 
 def _counts(point: Point) -> tuple[int, int, int, int]:
-    """Images, groups, and the channels and filters of a group; these are small where a different size is large."""
+    """Return the numbers of images and groups, and of channels and filters per group. These are small if a different
+    size is large."""
     images, channels, filters, wide = point["images"], point["channels"], point["filters"], point["wide"]
     few = 5 if wide not in ("nothing", "images") or point["rank"] == 3 else max(channels, filters)
     channels, filters = (_wide(point) if wide == name else min(point[name], few) for name in ("channels", "filters"))
@@ -296,7 +303,7 @@ def _counts(point: Point) -> tuple[int, int, int, int]:
 
 
 def _sizes(point: Point) -> list[int]:
-    """The approximate sizes of the tensor with more positions."""
+    """Return the approximate sizes of the large tensor."""
     long = LONG[point["multiple"]] + point["past"] if point["rank"] == 1 else _wide(point)
     sizes = [point["length"], *(min(point["width"] + n, 6 + n) for n in range(point["rank"] - 1))]
     if point["wide"] == "length" or (point["wide"] == "nothing" and point["rank"] == 1):

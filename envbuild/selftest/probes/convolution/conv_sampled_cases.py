@@ -1,14 +1,16 @@
-"""conv.cases: sampled convolutions of one, two and three dimensions, also transposed, forward and backward.
+"""conv.cases: sampled convolutions of one, two and three dimensions, plain and transposed, forward and backward.
 
-The reference sums one matrix product in float64 for each tap of the kernel, over slices of the padded input: it uses no
-convolution. A plain convolution gathers a small tensor from a large one, a transposed one spreads a small tensor over a
-large one, and each is the other's data gradient.
+For each tap of the kernel, the reference computes one matrix product in float64 over a slice of the padded input, and
+adds these products: it uses no convolution. A plain convolution gathers a small tensor from a large one. A transposed
+convolution spreads a small tensor over a large one. Each of the two is the gradient of the other with respect to its
+input.
 
-In the "whole" cases all values are 1 or -1, so that every element counts and a product that is lost or added twice
-changes a result by 1 at least. Only Winograd and Fourier transforms leave fractions: a result must be so close that
-rounding gives the right number. In float16 on a GPU, where cuDNN may keep parts of a sum in half precision, sums of
-more than about 100 products have a wider tolerance (tolerances.half_sums), which a few lost products pass. With
-fractions, float32 has the tolerance of a product, so that a narrower intermediate format is found.
+In the "whole" cases all values except the bias are 1 or -1. Every element then counts, and a product that is lost or
+added twice changes a result by at least 1. Only Winograd and Fourier transforms leave fractions: a result must be so
+close that rounding gives the right number. In float16 on a GPU, cuDNN may keep parts of a sum in half precision. There,
+sums of more than about 100 products have a wider tolerance (tolerances.half_sums), which does not detect a few lost
+products. In the "fractions" cases, float32 results have the tolerance of a matrix product, which detects a narrower
+intermediate format.
 """
 
 from __future__ import annotations
@@ -48,21 +50,21 @@ from envbuild.selftest.probes.convolution.conv_argument_space import (
 
 Results = Mapping[str, torch.Tensor]
 
-NEAREST = 0.49  # the largest error of an integer: below 1/2
-FEWEST_TERMS = 64  # transforms round about as often even where there are few products
-UNCOVERED = 1.0  # the value at positions that no window reads
+NEAREST = 0.49  # the largest error of an integer result: less than 1/2
+FEWEST_TERMS = 64  # transforms round about this often even if a sum has fewer products
+UNCOVERED = 1.0  # the value of input positions that no window reads
 COUNTS = {"quick": 40, "standard": 200, "full": 1200}
 LAYER_COUNTS = {"quick": 2, "standard": 20, "full": 400}
 
 GRADIENTS = ("gradient of the input", "gradient of the weights", "gradient of the bias")
-Layout = tuple[str, str, str]  # of input, weights and the gradient of the output
+Layout = tuple[str, str, str]  # the layouts of the input, the weights and the gradient of the output
 Variant = tuple[torch.dtype, Layout]
 Sums = tuple[torch.Tensor, int, "torch.Tensor | None"]  # see _exactly
-Missing = Mapping[Variant, Collection[str]]  # the results that are not computed
+Missing = Mapping[Variant, Collection[str]]  # for each variant, the results that are not computed
 APART = "fp32 output (weights alone channels last)"
 CONTIGUOUS, ALL_LAST = ("contiguous",) * 3, ("channels last",) * 3
 PER_IMAGE = ("output", GRADIENTS[0])
-# The layouts that other operations share, with their names there.
+# Layouts that other operations also have, with the names used there.
 COMMON_LAYOUTS = {"channels last": "channels last", "turned": "last two swapped", "offset": "shifted by 1"}
 
 
@@ -80,13 +82,13 @@ def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...
 
 
 def case_of_layer(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
-    """Build a layer's convolution for one combination of values of LAYER_SPACE."""
+    """Build the case of a model's layer for one combination of values of LAYER_SPACE."""
     return case(point_of_layer(point), seed, device, tf32)
 
 
 def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
-    """Build the convolution for one combination of parameter values (`point`): with integers in each dtype that the
-    device supports for it, with fractions in float32."""
+    """Build the case for one combination of parameter values (`point`): with integers, in each dtype in which the
+    device supports the convolution; with fractions, in float32 only."""
     point = with_usual(point)
     what, kind = shape(point), point["values"]
     channels, _ = what.read
@@ -129,7 +131,7 @@ def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
 
 
 def _layout(point: Point, number: int) -> Layout:
-    """The layout for the dtype with this number: the one in `point`, channels last, or contiguous."""
+    """Return the layout for the dtype with this index: the layout in `point`, channels last, or contiguous."""
     own = point["input"], point["weights"], point["gradient"]
     return (own, ALL_LAST, CONTIGUOUS)[(number + point["turn"]) % 3]
 
@@ -147,13 +149,13 @@ def _named(name: str, variant: Variant) -> str:
 
 
 def _values(sizes: Sizes, seed: int, kind: str) -> torch.Tensor:
-    """1 or -1, or values in +-[1/2, 1)."""
+    """Return 1 or -1 (`kind` "whole"), or values in +-[1/2, 1)."""
     signs = hashed_inputs.signs(math.prod(sizes), seed).reshape(sizes)
     return signs if kind == "whole" else signs * (1 + hashed_inputs.uniform(sizes, seed + 20)) / 2
 
 
 def lay_out_images(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values in a different layout; gaps contain NaN."""
+    """Return the same values in a different memory layout; gaps contain NaN."""
     if layout in COMMON_LAYOUTS:
         return with_nan_gaps(x, COMMON_LAYOUTS[layout])
     if layout == "rows apart":
@@ -166,15 +168,15 @@ def lay_out_images(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _within(x: torch.Tensor, dimension: int, before: int, after: int) -> torch.Tensor:
-    """The values as a part of a tensor that is longer in one dimension."""
+    """Return the values as a view of a tensor that is longer in one dimension and has NaN there."""
     sizes = list(x.shape)
     sizes[dimension] += before + after
     return x.new_full(sizes, math.nan).narrow(dimension, before, x.shape[dimension]).copy_(x)
 
 
 def _run(*given: torch.Tensor, what: ConvShape, point: Point, missing: Missing) -> Results:
-    """Each dtype has its own layout. The output is also computed with weights whose layout differs from the
-    input's."""
+    """Return the results of all dtypes, each dtype with its own layout. The output is computed once more in float32
+    with channels-last weights, whose layout may differ from that of the input."""
     whole = [_whole(given[0], what), *given[1:]]
     found = {}
     for (dtype, layout), without in missing.items():
@@ -201,7 +203,7 @@ def _laid_out(
         if len(whole[-1]) == what.images
         else whole[-1].expand(what.images, *[-1] * (what.rank + 1))
     )
-    if mode == "second call":  # results kept from the first call are wrong
+    if mode == "second call":  # a first call with other values: detects results that are kept from it
         _differentiated(what, [(-leaf).flip(0) for leaf in leaves], grad.flip(0), without)
     if mode == "one image without a batch":
         found = _differentiated(what, [leaves[0][0], *leaves[1:]], grad[0], without)
@@ -228,7 +230,7 @@ def convolve(what: ConvShape, x: torch.Tensor, w: torch.Tensor, bias: torch.Tens
 
 
 def _whole(x: torch.Tensor, what: ConvShape) -> torch.Tensor:
-    """The input, including the positions that no window reads."""
+    """Return the input with the positions that no window reads filled in."""
     _, sizes = what.read
     if tuple(x.shape[2:]) == sizes:
         return x
@@ -257,8 +259,9 @@ def _exact(
 
 
 def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, rounded: bool) -> dict[str, Sums]:
-    """Each result, and the number of products in its elements. In addition the sums of each image where torch adds
-    those in the dtype of the result: its own CPU kernel does so for a dilated convolution (`rounded`)."""
+    """Return each result, with the number of products in one of its elements. For the bias gradient also return the sum
+    of each image if torch adds these sums in the dtype of the result. Its own CPU kernel for dilated convolutions does
+    so (`rounded`)."""
     x, w = _whole(given[0], what), given[1]
     output = spread_windows(what, x, w) if what.transposed else sum_windows(what, x, w)
     if has_bias(point):
@@ -279,12 +282,12 @@ def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, round
 
 
 def _within_tolerance(sums: Sums, how: Arithmetic, whole: bool) -> Exact:
-    """Adds the tolerance to sums of products, each of which is at most 1."""
+    """Add the tolerance to sums of products whose magnitude is at most 1."""
     value, terms, images = sums
     size = torch.tensor(float(terms), dtype=torch.float64)
     if not whole:
         return Exact(value, tolerances.gemm(value, size, max(terms, FEWEST_TERMS), how.dtype, how.tf32))
-    digits = 1 / tolerances.unit_roundoff(how.dtype)  # up to here the dtype represents every integer
+    digits = 1 / tolerances.unit_roundoff(how.dtype)  # the dtype represents every integer up to this one
     limit = NEAREST + torch.where(value.abs() <= digits, 0.0, tolerances.rounding(value, how.dtype))
     if images is not None:
         limit = limit + tolerances.running_sum(images, how.dtype)
@@ -294,7 +297,7 @@ def _within_tolerance(sums: Sums, how: Arithmetic, whole: bool) -> Exact:
 
 
 def sum_windows(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The small tensor: sums over windows of the large one times the weights."""
+    """Return the small tensor: for each window of the large tensor, the sum of its elements times the weights."""
     padded, weights = _grouped(what, _padded(what, large), what.channels), _by_tap(what, w)
     total: torch.Tensor | float = 0.0
     for tap, window in _windows(what):
@@ -303,7 +306,7 @@ def sum_windows(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.
 
 
 def spread_windows(what: ConvShape, small: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The large tensor: each element of the small one, times the weights, is added to its window."""
+    """Return the large tensor: each element of the small tensor, times the weights, is added to its window."""
     flat, weights = _grouped(what, small, what.filters).flatten(3), _by_tap(what, w)
     sizes = [n + before + after for n, (before, after) in zip(what.large, what.padding)]
     total = small.new_zeros(what.images, what.groups, what.channels, *sizes)
@@ -315,15 +318,16 @@ def spread_windows(what: ConvShape, small: torch.Tensor, w: torch.Tensor) -> tor
 
 
 def paired(what: ConvShape, small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
-    """The gradient of the weights: sums over all windows of the large tensor times elements of the small one."""
+    """Return the gradient of the weights: sums over all windows of elements of the large tensor times elements of the
+    small tensor."""
     padded, flat = _grouped(what, _padded(what, large), what.channels), _grouped(what, small, what.filters).flatten(3)
     taps = [torch.einsum("ngsp,ngbp->gsb", flat, padded[window].flatten(3)) for _, window in _windows(what)]
     return torch.stack(taps, dim=-1).reshape(what.weights)
 
 
 def _windows(what: ConvShape) -> Iterator[tuple[int, Any]]:
-    """Each tap's number, and the index of the elements that it reads of the padded large tensor (images, groups,
-    channels, ...)."""
+    """Yield the index of each tap, and a slice of the padded large tensor (images, groups, channels, ...) with the
+    elements that this tap reads."""
     for number, tap in enumerate(itertools.product(*map(range, what.kernel))):
         each = zip(tap, what.dilation, what.small, what.stride)
         yield number, (..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in each))
@@ -338,7 +342,7 @@ def _grouped(what: ConvShape, x: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 def _by_tap(what: ConvShape, w: torch.Tensor) -> torch.Tensor:
-    """(taps, groups, filters, channels)"""
+    """Return the weights as (taps, groups, filters, channels)."""
     return w.reshape(what.groups, what.filters, what.channels, -1).movedim(-1, 0)
 
 
