@@ -1,8 +1,8 @@
-"""compile.triton: code compiled at run time: a Triton kernel, and a step of torch.compile.
+"""compile.triton: code compiled at run time: a Triton kernel, and a training step with torch.compile.
 
-Both call the image's compiler. A GPU image contains a compiler, so the probe fails if it is missing. A CPU image
-contains one only if its profile adds it (apt: [g++]): without it the probe is skipped, which does not count as passed
-if the profile requires this probe.
+Both need the compiler in the image. A GPU image contains a compiler, so the probe fails if the compiler is missing. A
+CPU image contains one only if its profile adds it (apt: [g++]). Without a compiler, the probe is skipped on the CPU. If
+the profile requires this probe, skipped does not count as passed.
 
 All values are small integers, so every result is exact.
 """
@@ -26,7 +26,7 @@ from envbuild.selftest.numerics.element_comparison import compare
 SHAPE = (97, 61)
 FACTOR, LESS = 3, 4
 
-# Triton reads a kernel's source from its file, and the self-test may be inside a zip.
+# Triton reads the source of a kernel from a file, and the self-test may be inside a zip archive.
 KERNEL = """
 import triton
 import triton.language as tl
@@ -39,8 +39,8 @@ def scale(x, y, count, FACTOR: tl.constexpr, LESS: tl.constexpr, BLOCK: tl.const
 """
 BLOCK = 128
 
-# Environment variables: folders for compiled code; one process compiles, and without vector instructions, because torch
-# would call the compiler to test for each kind of them.
+# Environment variables. They set the folders for compiled code and limit compilation to one process. They also disable
+# vector instructions, because torch would call the compiler to test for each instruction set.
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 _BUILT = (".so", ".cubin")
@@ -57,11 +57,13 @@ def compile_triton(context: Context) -> None:
         try:
             if not context.on_cpu:
                 _jitted(context, Path(folder), x)
-            before = _built(folder)  # files of the Triton kernel, not of torch.compile
+            # at this point the folder contains only files of the Triton kernel, not of torch.compile
+            before = _built(folder)
             _compiled(context, x)
         except (ProbeFailure, Skip):
             raise
-        except Exception as error:  # any error of a compiler's driver: its first line seldom names the cause
+        # compiler drivers raise many types of exceptions, and their first line seldom names the cause
+        except Exception as error:
             if _NOT_YET.search(str(error)):
                 raise Skip(error_line(error)) from None
             raise ProbeFailure("exception", error_line(error)) from error
@@ -116,7 +118,7 @@ def _step(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(context: Context, x: torch.Tensor) -> None:
-    """Run forward, and on a GPU also backward; on the CPU the compiler takes seconds for each."""
+    """Run a compiled function forward, and on a GPU also backward. On the CPU each compilation takes seconds."""
     if context.on_cpu:
         context.traits["step"] = "forward only"
         _without_precompiled_headers()
@@ -134,7 +136,7 @@ def _compiled(context: Context, x: torch.Tensor) -> None:
 
 
 def _without_precompiled_headers() -> None:
-    """Switch off precompiled headers, which are only worthwhile for many kernels."""
+    """Disable precompiled headers in torch's compiler, which pay off only for many kernels."""
     config: Any = importlib.import_module("torch._inductor.config")
     if hasattr(config, "cpp_cache_precompile_headers"):
         config.cpp_cache_precompile_headers = False
@@ -148,7 +150,7 @@ def _judge(context: Context, case: str, got: torch.Tensor, expected: torch.Tenso
 
 
 def error_line(error: Exception) -> str:
-    """The line of a compiler's long error message that names the cause."""
+    """Return the line that names the cause in a compiler's long error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     line = next((line for line in lines if _TELLING.search(line)), lines[0])
     return f"{type(error).__name__}: {line[:1000]}"

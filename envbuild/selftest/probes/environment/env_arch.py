@@ -1,10 +1,10 @@
-"""env.arch: torch has machine code for this GPU, so the driver compiles nothing at run time.
+"""env.arch: torch has machine code for this GPU, so that the driver compiles nothing at run time.
 
-A wheel contains machine code for some architectures and may contain PTX, which the driver compiles on first use: that
-is slow, and a driver older than the toolkit refuses it. The probe therefore runs operations with compilation disabled.
-The driver reads that setting when CUDA starts, and importing torch does not start CUDA: so forked processes can disable
-compilation without importing torch again. Calls are the only test of whether libraries such as cuBLAS and cuDNN have
-machine code too.
+A wheel contains machine code for some architectures. It may also contain PTX, which the driver compiles on first use.
+This compilation is slow, and a driver older than the CUDA toolkit of the wheel refuses it. The probe therefore runs
+operations with compilation disabled. The driver reads the setting when CUDA starts, and importing torch does not start
+CUDA. Forked processes can therefore disable compilation without importing torch again. Only calls can show whether
+libraries such as cuBLAS and cuDNN have machine code too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from envbuild.selftest.inventory.device_code_compatibility import serves
 
 Capability = tuple[int, int]
 
-SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and for a few operations
-# The driver reads these variables when CUDA starts. The cache is disabled because it contains code compiled earlier.
+SECONDS = 90.0  # for starting CUDA, which may read its libraries from a slow disk, and for a few operations
+# The driver reads these variables when CUDA starts. The cache is disabled because it may contain code that was compiled
+# earlier.
 _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
 
 def env_arch(context: Context) -> None:
     """env.arch: torch's arch list has this GPU, and small operations run with the driver's compiler switched off."""
-    os.environ.update(_NO_JIT)  # for the processes below; CUDA has not been started in this one
+    os.environ.update(_NO_JIT)  # for the forked processes; this process has not started CUDA
     context.step("torch's list of architectures")
     survey = forked_work.run_forked(_survey, SECONDS)
     if "skip" in survey.reported:
@@ -63,14 +64,13 @@ def _survey(tell: Tell) -> None:
 
 
 def gpus_by_capability() -> Mapping[Capability, str]:
-    """One visible GPU of each compute capability."""
+    """Return one visible GPU for each compute capability."""
     return {torch.cuda.get_device_capability(i): f"cuda:{i}" for i in range(torch.cuda.device_count())}
 
 
 def run_operations(tell: Tell, device: str) -> None:
-    """Run operations of torch, cuBLAS and cuDNN with known results; report each one's name, then those with wrong
-    results.
-    """
+    """Run operations of torch, cuBLAS and cuDNN with known results. Report the name of each operation before it runs,
+    and finally the operations with wrong results."""
     count = torch.arange(1000, dtype=torch.float32)
     ones = torch.ones((32, 32))
     image = torch.ones((1, 1, 3, 3))

@@ -1,4 +1,5 @@
-"""env.driver: the driver supports this CUDA. Checked without torch, which would only report a missing GPU."""
+"""env.driver: the driver supports this CUDA version. The check does not use torch, which would only report a missing
+GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ Release = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DriverVersions:
-    """Versions of the driver: its kernel module, its libcuda, and the newest CUDA that this libcuda supports.
+    """Versions of the driver: of its kernel module, of its libcuda, and the newest CUDA version that this libcuda
+    supports.
 
-    They differ if forward-compatibility libraries precede the driver's own.
+    The first two differ if forward-compatibility libraries precede the driver's own libcuda.
     """
 
     module: str | None

@@ -1,4 +1,4 @@
-"""env.libs: the libraries that real calls map are those of the locked distributions."""
+"""env.libs: the libraries that torch calls load into the process are those of the locked distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from envbuild.selftest.inventory.mapped_library_origins import Inventory
 def env_libs(context: Context) -> None:
     """env.libs: versions are as locked, and each library has one copy, identical to its distribution's RECORD.
 
-    The mapped libraries are also reported before the first call, because that call may kill the process.
+    The loaded libraries are also reported before the first torch call, because that call may kill the process.
     """
     context.step("libraries mapped by the import")
     before = mapped_library_origins.mapped()
@@ -50,9 +50,8 @@ def _exercise(context: Context) -> None:
 
 
 def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> list[str]:
-    """A sentence for each version that differs from the locked one; needs no device. `distributions`: the installed
-    distributions and their versions.
-    """
+    """Return a sentence for each version that differs from the locked one. This needs no device. `distributions`: the
+    installed distributions and their versions."""
     wrong = []
     python = platform.python_version()
     if job.python and not (python + ".").startswith(job.python + "."):
@@ -62,7 +61,7 @@ def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> li
         if installed != version:
             wrong.append("{} is {}, but {} is locked".format(name, installed or "absent", version))
     recorded, imported = distributions.get("torch"), str(torch.__version__)
-    # The metadata of PyPI's CUDA wheels contains 2.3.1, the import returns 2.3.1+cu121.
+    # The metadata of PyPI's CUDA wheels says 2.3.1, while torch.__version__ says 2.3.1+cu121.
     if recorded and imported != recorded and imported.partition("+")[0] != recorded:
         wrong.append(f"`torch.__version__` is {imported}, but the installed distribution is {recorded}")
     return wrong

@@ -1,9 +1,9 @@
 """init.alloc: cuBLAS creates its handle when memory is nearly full, and in eight processes at once.
 
-If that fails, torch reports CUBLAS_STATUS_NOT_INITIALIZED, whether the cause is memory or the library. To distinguish
-them, the same product is then run in one process with the memory free. If a GPU's compute mode excludes processes, CUDA
-reports a different error; the probe then queries NVML for the mode. On the CPU a limit of the address space replaces
-the GPU's memory.
+If creating the handle fails, torch reports CUBLAS_STATUS_NOT_INITIALIZED, both for missing memory and for a faulty
+library. To find out which of the two it is, the probe then runs the same product in one process, without holding
+memory. If the GPU's compute mode excludes further processes, CUDA reports a different error, and the probe queries NVML
+for the mode. On the CPU, a limit on the address space replaces the GPU's memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.nvidia.gpu_telemetry import Gpus
 from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
 
-HELD = 0.9  # share of the free memory
-TOGETHER = 8  # processes
+HELD = 0.9  # share of the free memory that the probe allocates
+TOGETHER = 8  # number of processes
 ROOM = 512 << 20  # bytes left for each process on a GPU, for the libraries that cuBLAS loads with its handle
-CPU_MEMORY = 512 << 20  # bytes, of each process
+CPU_MEMORY = 512 << 20  # bytes of address space for each process
 SECONDS = 60.0
 SIZE = 64
-BUSY = "busy or unavailable"  # part of cudaErrorDevicesUnavailable's message
+BUSY = "busy or unavailable"  # part of the message of cudaErrorDevicesUnavailable
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 
@@ -39,17 +39,16 @@ class Gate:
         self._came, self._go = os.pipe(), os.pipe()
 
     def wait(self) -> None:
-        """Called in a forked process: wait until the gate opens. If a running process never calls it, the others keep
-        waiting.
-        """
+        """Wait until the gate opens; called in a forked process. A running process that never calls `wait` keeps all
+        other processes waiting."""
         os.close(self._go[1])
         os.close(self._came[1])
         os.read(self._go[0], 1)
 
     def open(self, seconds: float) -> None:
-        """Called in the parent: open the gate when all have reached it, after `seconds` at the latest."""
+        """Open the gate when all processes have reached it, after `seconds` at the latest; called in the parent."""
         os.close(self._came[1])
-        select.select([self._came[0]], (), (), seconds)  # readable when the last process has closed its end
+        select.select([self._came[0]], (), (), seconds)  # readable once every process has closed its end
         for fd in (*self._go, self._came[0]):
             os.close(fd)
 
@@ -84,8 +83,8 @@ def init_alloc(context: Context) -> None:
 def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
     """Run the first product in `count` processes at once, each of which allocates its share of the memory.
 
-    Two gates ensure that each share is computed from the free memory after all processes have started the device and
-    before any allocates its share.
+    The first gate opens when all processes have started the device, the second when all have computed their shares.
+    Each share is therefore computed from the same amount of free memory, before any process allocates.
     """
     gates = Gate(), Gate()
     processes = [ForkedWork(_product(device, count, gates)) for _ in range(count)]
@@ -95,12 +94,11 @@ def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
 
 
 def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
-    """Work that starts the device, allocates memory if there are gates, and multiplies, which creates the library's
-    handle.
-    """
+    """Return a function that starts the device, allocates memory if there are gates, and runs a matrix product. The
+    product makes the library create its handle."""
 
     def work(tell: Tell) -> None:
-        torch.set_num_threads(1)  # each thread takes address space for its stack
+        torch.set_num_threads(1)  # each thread's stack uses address space
         tell("at", "the start of the device")
         if device == "cuda":
             missing = missing_gpu()
@@ -128,7 +126,8 @@ def _hold(tell: Tell, device: str, count: int, gates: Sequence[Gate]) -> torch.T
 
 
 def _share(device: str, count: int) -> int:
-    """The bytes that one of `count` processes allocates. On the CPU its address space is limited first."""
+    """Return the bytes that one of `count` processes allocates. On the CPU, first limit the address space of the
+    process."""
     if device == "cuda":
         free = int(torch.cuda.mem_get_info()[0])
         return max(0, int(min(HELD * free, free - count * ROOM)) // count)
@@ -137,9 +136,8 @@ def _share(device: str, count: int) -> int:
 
 
 def compute_mode() -> str | None:
-    """The compute mode of the first GPU that this process may use, from NVML; read in a separate process, because that
-    starts the driver.
-    """
+    """Return the compute mode of the first GPU that this process may use. NVML is queried in a separate process,
+    because the query starts the driver."""
     return forked_work.run_forked(_ask_mode, SECONDS).reported.get("mode")
 
 
@@ -149,7 +147,8 @@ def _ask_mode(tell: Tell) -> None:
 
 
 def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
-    """(failure, reason) if CUDA reports that the GPU is unavailable: the cause is neither memory nor the library."""
+    """Return (failure, reason) if CUDA reports that the GPU is unavailable. The cause is then neither memory nor the
+    library."""
     mode = context.traits["compute_mode"]
     what = f"{len(failed)} of {count} processes failed at {failed[0].reported.get('at')}: {failed[0].failure}"
     if mode in (None, "DEFAULT"):
@@ -160,7 +159,8 @@ def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[s
 
 
 def _memory_or_library(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
-    """(failure, reason): memory if a single process succeeds with the memory free, else the library."""
+    """Return (failure, reason). Memory is the cause if a single process succeeds without holding memory, otherwise the
+    library."""
     first = failed[0]
     what = f"{len(failed)} of {count} processes failed at {first.reported.get('at')}: {first.failure}"
     alone = forked_work.run_forked(_product(context.job.device, 1), SECONDS)

@@ -22,7 +22,7 @@ import torch
 from envbuild.selftest.harness.probe_context import Context, ProbeStep
 from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure
 
-_LONGEST = 500  # characters kept of a script's own texts
+_LONGEST = 500  # maximum number of characters kept of a script's own messages
 
 
 def own_script(context: Context) -> None:
@@ -52,4 +52,4 @@ def own_script(context: Context) -> None:
                 said = f"the script ended: {words}" if words else f"the script ended with exit({end.code!r})"
                 raise ProbeFailure("exit", said[:_LONGEST]) from end
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # raises the errors of kernels that have not been reported yet
+            torch.cuda.synchronize()  # raises pending errors of kernels
