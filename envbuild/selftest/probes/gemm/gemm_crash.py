@@ -1,7 +1,7 @@
 """gemm.crash: the shapes that crashed processes, and many similar shapes.
 
-cuBLAS of CUDA 11.8 to 12.4.0 divides by zero on some Hopper GPUs while it chooses an algorithm on the host, before any
-kernel runs: this depends on the shape, not on the values. So the probe mainly tests that the process survives; it
+On some Hopper GPUs, cuBLAS of CUDA 11.8 to 12.4.0 divides by zero while it chooses an algorithm on the host, before any
+kernel runs. This depends on the shape, not on the values. So the probe mainly tests that the process survives; it
 checks the results as well.
 """
 
@@ -18,15 +18,17 @@ from envbuild.selftest.harness.probe_context import Context, is_unsupported, sho
 from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.numerics.element_comparison import compare
 
-_ONES = 96  # approximate number of nonzero products of an inner sum: exact in bfloat16, whose integers reach 256
-_CPU_LIMIT = 1 << 25  # multiplications of one shape of the sweep on the CPU
+# approximate number of nonzero products in a sum; the sum is exact in bfloat16, which represents integers up to 256
+_ONES = 96
+_CPU_LIMIT = 1 << 25  # on the CPU, the maximum number of multiplications of a shape in the sweep
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product (m, k) x (k, n). `layout` gives the layout of each factor, "n" or transposed "t": "nn" to "tt".
+    """One product (m, k) x (k, n). `layout` contains a letter for each factor: "n" for normal or "t" for transposed.
 
-    `linear` calls F.linear with a bias, as a model does, which has the layout "nt"; otherwise torch.matmul is called.
+    `linear`: call F.linear with a bias, as models do, which corresponds to the layout "nt". Otherwise torch.matmul is
+    called.
     """
 
     m: int
@@ -44,21 +46,22 @@ class Gemm:
         return f"{self.source} {name}" if self.source else name
 
 
-# Sorted by how well the crash is documented (NVIDIA H20).
+# Crashes on the NVIDIA H20, the best documented first.
 PUBLISHED = (
     Gemm(2, 1024, 18432, torch.bfloat16, linear=True, source="pytorch#133548"),
     Gemm(64, 14688, 1536, torch.float16, source="pytorch#152017"),
     Gemm(8, 1024, 4096, torch.bfloat16, source="Paddle#66921"),
     Gemm(8, 1024, 4096, torch.bfloat16, layout="tn", source="Paddle#66921"),
 )
-# The second takes 2.5 s on two CPU cores, where fp16 has no fast GEMM; the quick level uses a narrower one.
+# The second shape takes 2.5 s on two CPU cores, where fp16 has no fast GEMM. The quick level uses a narrower shape
+# instead.
 PUBLISHED_CPU_QUICK = (
     PUBLISHED[0],
     Gemm(64, 14688, 96, torch.float16, source="pytorch#152017 narrowed"),
     *PUBLISHED[2:],
 )
 
-OWN = "own"  # a shape from the profile: if it cannot run at all, the probe fails
+OWN = "own"  # a shape from the profile: the probe fails if the device does not support it
 
 _ROWS = (1, 2, 7, 64, 333)
 _INNER_COLUMNS = ((1024, 1024), (1024, 4096), (1536, 8960), (4096, 1024), (14688, 1536))
@@ -67,7 +70,8 @@ _LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def sweep_shapes() -> Iterator[Gemm]:
-    """375 combinations of shape, layout, bias and dtype, with sizes that models have and that crashed."""
+    """Yield 375 combinations of shape, layout, bias and dtype. The sizes include those of models and of the published
+    crashes."""
     for k, n in _INNER_COLUMNS:
         for m in _ROWS:
             for dtype in _DTYPES:
@@ -77,9 +81,10 @@ def sweep_shapes() -> Iterator[Gemm]:
 
 
 def crash_cases(context: Context) -> tuple[Gemm, ...]:
-    """All shapes of the profile first, then the published ones, and from the standard level on the sweep.
+    """Return the shapes from the profile first, then the published ones, and from the standard level on the shapes of
+    the sweep.
 
-    On a CPU, only the small ones of the sweep are used.
+    On a CPU, the sweep contains only its small shapes.
     """
     own = tuple(
         Gemm(shape.m, shape.k, shape.n, getattr(torch, shape.dtype), shape.layout, shape.bias, OWN)
@@ -103,11 +108,12 @@ def gemm_crash(context: Context) -> None:
 
 
 def _multiply(context: Context, gemm: Gemm) -> None:
-    """Multiplies matrices of rank one, r x^T and x c^T of {-1, 0, 1}: the result r c^T (x . x) is exact, and its check
-    costs m n.
+    """Multiply matrices of rank one, r x^T and x c^T, and check the result, which is r c^T (x . x). All vectors consist
+    of {-1, 0, 1}. The check costs m n operations.
 
-    All numbers are integers and exact in each dtype, so the device can compare. Only if it finds a difference, the host
-    compares too, element by element in float64: doing this for all 375 products took most of this probe's time.
+    All numbers are integers that each dtype represents exactly, so the device itself can compare. Only if it finds a
+    difference, the host compares element by element in float64. Doing this for all 375 products took most of the
+    probe's time.
     """
     device, dtype = context.device, gemm.dtype
     r, x, c = _vectors(gemm.m, gemm.k, gemm.n)
@@ -132,18 +138,18 @@ def _multiply(context: Context, gemm: Gemm) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _vectors(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """r (m), x (k) and c (n) on the host. Cached, because successive gemms differ only in dtype and layout."""
+    """Return r (m), x (k) and c (n) on the host. Cached, as successive products differ only in dtype and layout."""
     inner = hashed_inputs.ternary((k,), seed=23, every=max(4, k // _ONES))
     inner[0] = 1  # so that the product is not zero, even for a short vector
     return hashed_inputs.signs(m, 21), inner, hashed_inputs.signs(n, 22)
 
 
 def _product(gemm: Gemm, r: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """r c^T (x . x), plus c^T for F.linear; on the device and in the dtype of r and c."""
+    """Return r c^T (x . x), for F.linear plus the bias c; on the device and in the dtype of r and c."""
     found = r[:, None] * (c * float(x.abs().sum()))
     return found + c if gemm.linear else found
 
 
 def _factor(rows: torch.Tensor, columns: torch.Tensor, layout: str) -> torch.Tensor:
-    """rows columns^T, in memory as it is ("n") or transposed ("t")."""
+    """Return rows columns^T; with layout "t", as a transposed view."""
     return rows[:, None] * columns if layout == "n" else (columns[:, None] * rows).t()

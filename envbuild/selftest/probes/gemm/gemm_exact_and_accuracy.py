@@ -19,13 +19,14 @@ from envbuild.selftest.numerics.tensor_digests import digest
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACCURACY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Over 500 in each dimension, so that tiled kernels are used; no multiple of 16, so that their edges are tested.
+# More than 500 in each dimension, so that tiled kernels are used; not multiples of 16, so that the edges of tiles are
+# tested.
 ROWS, INNER, COLUMNS = 509, 521, 503
 BATCH = (3, 67, 131, 53)
 ACCURACY = (256, 4096, 256)
 
-# sha256 of the integer results (tensor_digests.digest). Computed with Python's integers, as a test repeats: they are
-# valid for every device, dtype, order of summation and version of torch.
+# sha256 of the integer results (tensor_digests.digest). A test recomputes them with Python's integers. They are valid
+# for every device, dtype, order of summation and version of torch.
 GOLDEN = {
     "Linear forward": "b57a6d8b5f71116fa096031503119453dfa4402a1f88014b186da638bc3db229",
     "Linear grad input": "a39368139ad72c196b9d5ec26184a7a05ae25e02440842b282335f9237ccf599",
@@ -39,8 +40,8 @@ Result = tuple[str, torch.Tensor, float]
 
 @dataclass(frozen=True)
 class Integers:
-    """Inputs of {-1, 0, 1}: y = x w^T + b with x (m, k), w (n, k), b (n); the gradient of y (m, n); two factors for
-    bmm."""
+    """Inputs of {-1, 0, 1} for y = x w^T + b and for a bmm. The shapes are x (m, k), w (n, k) and b (n). `grad` is the
+    gradient of y (m, n); `left` and `right` are the factors of the bmm."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -66,7 +67,7 @@ def integers() -> Integers:
 
 
 def references(data: Integers) -> dict[str, torch.Tensor]:
-    """Every case's result in int16: |result| stays far below 2^8, so it is exact in every dtype."""
+    """Return every case's result in int16. |result| is far below 2^8, so each result is exact in every dtype."""
     i = data.to(torch.device("cpu"), torch.int16)
     return {
         "Linear forward": product(i.x, i.w.t()) + i.b,
@@ -118,8 +119,9 @@ def _exact_results(context: Context, data: Integers, dtype: torch.dtype) -> Iter
 def gemm_accuracy(context: Context) -> None:
     """gemm.accuracy: products of inputs uniform in [0, 1) stay within the bound of float32 accumulation.
 
-    Zero-mean inputs would let float16 accumulation pass: only growing sums show its rounding. The results with torch's
-    own default flags, which may allow it, are reported and not judged: the ratio of the error to the same bound.
+    Zero-mean inputs would not detect float16 accumulation, because its rounding errors show only in growing sums. A
+    second product uses torch's own default flags, which may allow float16 accumulation. Its error is reported as a
+    ratio to the same bound, and does not fail the probe.
     """
     m, k, n = ACCURACY
     a, b = hashed_inputs.uniform((m, k), seed=11), hashed_inputs.uniform((k, n), seed=12)

@@ -1,4 +1,4 @@
-"""gemm.accumulator, tf32.mode and gemm.fp8: the precision in which products are summed, and that of their factors."""
+"""gemm.accumulator, tf32.mode and gemm.fp8: the precision of sums of products, and of their factors."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import product
 
-# A float16 sum that has reached 2048 does not grow by 1. Tensor cores add 16 products at a time before they round, and
-# 2048 + 16 is exact: so in the second case, 16 neighbours never contain two ones.
+# A float16 sum that has reached 2048 does not grow if 1 is added. Tensor cores add 16 products at a time before they
+# round, and float16 represents 2048 + 16. In the second case, any 16 neighbouring products therefore contain at most
+# one 1.
 START, LENGTH, APART = 2048, 4096, 16
 SUMS = {
     f"{START} + {LENGTH - 1} x 1": slice(1, None),
     f"{START} + {LENGTH // APART - 1} x 1, {APART} apart": slice(APART, None, APART),
 }
-SIDE = 128  # of the results, which have only equal elements
+SIDE = 128  # rows and columns of the results, whose elements are all equal
 
-STEP = 2.0**-12  # 1 + STEP is exact in float32, and becomes 1 in TF32, which has 10 bits of fraction
+STEP = 2.0**-12  # float32 represents 1 + STEP; TF32, which has 10 fraction bits, rounds it to 1
 TF32_SIDE = 512
 TF32_CAPABILITY = (8, 0)
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries: 0 forbids TF32, 1 forces it, whatever torch asks for
+# read by NVIDIA's libraries: 0 forbids TF32 and 1 forces it, regardless of torch's settings
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
-# Multiples of 16, as _scaled_mm needs. On a CPU torch multiplies fp8 element by element: 16 million products a second.
+# Multiples of 16, as _scaled_mm requires. On a CPU torch multiplies fp8 element by element, about 16 million products a
+# second.
 FP8_SIZE = {"cuda": (272, 1040, 304), "cpu": (48, 1040, 80)}
 FP8_SCALE = 2.0
-# In float16, 64 * 64 + 1 equals 64 * 64. Tensor cores add at most 32 products at a time, so the ones are 32 apart;
-# the 13 fraction bits of Hopper's fp8 sums represent every sum up to 2^14 exactly.
+# In float16, 64 * 64 + 1 is rounded to 64 * 64. Tensor cores add at most 32 products at a time, so the ones are 32
+# apart. The 13 fraction bits of Hopper's fp8 sums represent every sum up to 2^14 exactly.
 FP8_LARGE, FP8_APART = 64, 32
 
 
 def gemm_accumulator(context: Context) -> None:
     """gemm.accumulator: sums of float16 products keep growing beyond 2048, where a float16 sum stops.
 
-    The results with torch's own default flags, which may allow float16 sums, are reported and not judged.
+    The results with torch's own default flags, which may allow float16 sums, are reported and do not fail the probe.
     """
     for case, places in SUMS.items():
         row = torch.zeros(LENGTH)
@@ -74,12 +77,13 @@ def _mm_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _has_none(error: Exception) -> bool:
-    """Whether this torch has no such product; a TypeError means that it has no such argument."""
+    """Return whether the error means that this torch lacks the product. A TypeError means that it lacks the argument
+    `out_dtype`."""
     return isinstance(error, TypeError) or is_unsupported(error) or "only supported" in str(error)
 
 
 def _with_default_flags(context: Context, left: torch.Tensor, right: torch.Tensor) -> list[float]:
-    """The smallest and the largest element with torch's default flags, which allow reductions of float16 in float16."""
+    """Return the smallest and the largest element with torch's default flags, which may allow float16 reductions."""
     with context.with_default_flags():
         got = torch.mm(left, right)
     return [float(got.min()), float(got.max())]
@@ -105,7 +109,8 @@ def tf32_mode(context: Context) -> None:
 
 
 def judge_tf32(context: Context, case: str, got: torch.Tensor, allowed: bool, seconds: float) -> None:
-    """Judges by the result of 1 + 2^-12. cuDNN may compute a convolution without TF32 even if it is allowed."""
+    """Check which precision was used: TF32 computes 1 + 2^-12 as 1. cuDNN may use float32 for a convolution even if
+    TF32 is allowed."""
     wanted = {"float32": 1 + STEP, "TF32": 1.0} if allowed else {"float32": 1 + STEP}
     if allowed and case == "mm":
         del wanted["float32"]
@@ -148,7 +153,8 @@ def gemm_fp8(context: Context) -> None:
                 got = multiply(a, b, scale_a=scale, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast)
             if step.refused:
                 continue
-            got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 a tuple with the largest value
+            # until torch 2.4, _scaled_mm returned a tuple of the result and its largest value
+            got = got[0] if isinstance(got, tuple) else got
             worst = compare(got, exact, limit)
             context.compared(name, dtype, size, worst, step.seconds)
             if worst.wrong:
@@ -158,7 +164,7 @@ def gemm_fp8(context: Context) -> None:
 
 
 def _large_sums(shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """Equal rows whose products with each other sum to 4096 + 32; a float16 sum stays at 4096."""
+    """Return equal rows. The product of two such rows sums to 4096 + 32, where a float16 sum would stay at 4096."""
     row = torch.zeros(shape[1])
     row[FP8_APART::FP8_APART] = 1
     row[0] = FP8_LARGE

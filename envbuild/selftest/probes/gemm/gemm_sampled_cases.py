@@ -1,10 +1,12 @@
 """gemm.cases: matrix products of sampled sizes, layouts, dtypes and arguments.
 
-Each case tests several sizes: products of the first rows, inner elements and columns of two matrices. One sum of outer
-products gives the expected results for all of them, so that sizes are cheap. There are two kinds of values. "integers"
-require exact results; they have more digits than TF32, float16 or bfloat16 keep, where the dtype has more. With
-"fractions" the second half of a sum cancels the first: the result and its rounding are small, while a partial sum that
-was kept in too few digits, or left out, shows in full.
+Each case tests several sizes: products of the first rows, inner elements and columns of two matrices. One running sum
+of outer products gives the expected results for all sizes, so that further sizes cost little.
+
+There are two kinds of values. With "integers", results must be exact. In float32 (without TF32) and float64 these
+integers may have more digits than TF32, float16 or bfloat16 keep. With "fractions", the second half of a sum cancels
+the first half. The result and its rounding error are then small, while a partial sum that was kept in too few digits,
+or was left out, changes the result fully.
 """
 
 from __future__ import annotations
@@ -32,22 +34,24 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 Size = tuple[int, int, int]  # rows, inner elements, columns
 Pair = tuple[str, str]  # the layouts of both factors
-Weights = tuple[float, float]  # alpha, the factor of the product, and beta, that of the added tensor
+Weights = tuple[float, float]  # (alpha, beta): the factors of the product and of the added tensor
 
 SMALL = (torch.float32, torch.float16, torch.bfloat16)
-DTYPES = (*SMALL, *SMALL, torch.float64)  # models seldom multiply in float64
+DTYPES = (*SMALL, *SMALL, torch.float64)  # float64 once, because models seldom use it
 VALUES = ("integers", "fractions")
-MULTIPLES = (0, 16, 32, 64, 128, 256)  # sizes of a case differ from one of these by at most REACH
+# each size of a case differs from one of these, or of LONG and LONGER, by at most REACH
+MULTIPLES = (0, 16, 32, 64, 128, 256)
 LONG = (512, 2048)
-LONGER = 4096  # inner elements: such sums are split over several blocks
+LONGER = 4096  # a number of inner elements for which kernels split a sum over several blocks
 REACH = 8
-NEAREST = (-1, 0, 1)  # offsets from a multiple, for half of all sizes
-TRIED = 5  # sizes of a case, the largest first
-MOST = 1 << 21  # multiplications of a case's largest product
-SUMMED = 1 << 11  # the longest sum of fractions: for longer ones the tolerance hides single elements
+NEAREST = (-1, 0, 1)  # offsets from a multiple that are used for half of all sizes
+TRIED = 5  # number of sizes in a case; the largest comes first
+MOST = 1 << 21  # maximum number of multiplications in a case's largest product
+SUMMED = 1 << 11  # longest sum of fractions: in longer sums the tolerance hides an error of a single element
 _ZERO = torch.zeros((), dtype=torch.float64)
-BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # integers with so many are exact
-FACTOR_BITS = 12  # of an integer factor: one more than TF32 and float16 keep
+# integers of up to this many bits are exact in the dtype
+BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+FACTOR_BITS = 12  # bits of an integer factor: one more than TF32 and float16 keep
 TF32_BITS = 11
 
 WEIGHTS: tuple[Weights, ...] = ((1.0, 1.0), (2.0, -1.0), (0.5, 3.0), (-1.0, 0.5), (1.0, 0.0), (-0.25, 1.0))
@@ -56,13 +60,12 @@ BIASES = ("none", *VECTORS)
 
 
 def gemm_cases(context: Context) -> None:
-    """gemm.cases: products of many sizes, layouts, dtypes and arguments are right, and so are the gradients of
-    linear."""
+    """gemm.cases: products of many sizes, layouts, dtypes and arguments are right, and the gradients of linear too."""
     pairwise_case_sampling.check(context, sampled_operations(context.job.allow_tf32))
 
 
 def sampled_operations(tf32: bool) -> tuple[Operation, ...]:
-    """Every operation; `tf32`: float32 factors may be rounded to TF32."""
+    """Return the operations of this probe. `tf32`: float32 factors may be rounded to TF32."""
     sizes = {"rows": (*MULTIPLES, *LONG), "inner": (*MULTIPLES, *LONG, LONGER), "columns": (*MULTIPLES, *LONG)}
     few = {"rows": MULTIPLES[:5], "inner": (*MULTIPLES, 512), "columns": MULTIPLES[:5]}
     kinds = {"dtype": DTYPES, "values": VALUES}
@@ -155,22 +158,22 @@ def sampled_operations(tf32: bool) -> tuple[Operation, ...]:
 
 
 def neighbour_sizes(multiple: int) -> list[int]:
-    """The sizes near a multiple."""
+    """Return the sizes within REACH of a multiple."""
     return list(range(max(1, multiple - REACH), multiple + REACH + 1))
 
 
 def _fits(point: Point) -> bool:
-    """Whether at most one size is large, so that the reference is cheap and the tolerance does not hide a single
-    element."""
+    """Return whether at most one size is large, so that the reference is cheap, and whether the tolerance still detects
+    an error of a single element."""
     most = [point[name] + REACH for name in ("rows", "inner", "columns") if name in point]
     work = math.prod(most) * point.get("batch", 1)
-    # Of more random signs, bfloat16 could not represent some partial sums.
+    # bfloat16 may not represent the partial sums of longer sums of random signs.
     is_seen = point["inner"] <= SUMMED or bool(point["values"] != "fractions" and point["dtype"] != torch.bfloat16)
     return is_seen and work <= MOST and sum(size > LONG[0] for size in most) <= 1
 
 
 def _fits_added(point: Point) -> bool:
-    """Whether _fits holds, and the batch has several matrices if the combination (`point`) needs them."""
+    """Return whether _fits holds, and the batch has several matrices if the arguments in `point` require a batch."""
     single = point["batch"] == 1
     alone = single and (point["added"] == "row of each matrix" or _is_batched(point["left"], point["right"]))
     return _fits(point) and not alone
@@ -187,7 +190,7 @@ def _mm_into_columns(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# How each product is called. These are functions, so that torch's functions are looked up at each call.
+# How each product is called. The lambdas look up torch's function at each call.
 PLAIN: dict[str, Product] = {
     "mm": lambda a, b: torch.mm(a, b),
     "mm out= columns": _mm_into_columns,
@@ -200,12 +203,12 @@ PLAIN: dict[str, Product] = {
 
 @dataclass(frozen=True)
 class Batched:
-    """A call with (batch, rows, inner) and (batch, inner, columns), or with one matrix on the side named by
-    `single`."""
+    """A call with (batch, rows, inner) and (batch, inner, columns). If `single` is "left" or "right", that factor is
+    one matrix."""
 
     call: Product
     single: str = ""
-    pairs: bool = False  # each left matrix times each right one
+    pairs: bool = False  # multiply each left matrix by each right one
 
 
 BATCHED = {
@@ -226,8 +229,8 @@ BATCHED = {
 class OfVector:
     """A call that multiplies a matrix and a vector.
 
-    `rows`: the number of rows the matrix must have; None allows any. `left`: the vector is the left factor. `weighted`:
-    it takes alpha and beta.
+    `rows`: the number of rows that the matrix must have; None allows any. `left`: the vector is the left factor.
+    `weighted`: the call takes alpha and beta.
     """
 
     call: Callable[..., torch.Tensor]
@@ -274,7 +277,7 @@ class GemmMakers:
         return Case(name, point["dtype"], given, call, exact)
 
     def weighted(self, point: Point, seed: int) -> Case:
-        """addmm or baddbmm: beta times the added tensor, plus alpha times the product."""
+        """Build a case of addmm or baddbmm: beta times the added tensor, plus alpha times the product."""
         sizes = _sizes(point, seed)
         count = point["batch"]
         batch = (count,) if count > 1 else ()
@@ -340,10 +343,10 @@ class GemmMakers:
     def _factors(
         self, point: Point, size: Size, seed: int, left: tuple[int, ...] = (), right: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The factors on the host: (left, rows, inner) and (right, inner, columns)."""
+        """Return the factors on the host, (left, rows, inner) and (right, inner, columns)."""
         (m, k, n), dtype = size, point["dtype"]
         if point["values"] == "fractions":
-            # Between 1/2 and 1, so that all elements matter about equally.
+            # Magnitudes between 1/2 and 1, so that all elements matter about equally.
             a, b = (
                 (1 + hashed_inputs.uniform((*left, m, k), seed)) / 2,
                 (1 + hashed_inputs.uniform((*right, k, n), seed + 1)) / 2,
@@ -360,15 +363,15 @@ class GemmMakers:
         return a.to(dtype), b.to(dtype)
 
     def _most(self, dtype: torch.dtype, k: int) -> int:
-        """The largest factor for which a sum of k products of random signs is, or nearly always is, an integer that the
-        dtype can represent."""
+        """Return the largest integer factor with which sums of k products of random signs (nearly always) are integers
+        that the dtype represents."""
         bits = TF32_BITS if self.tf32 and dtype == torch.float32 else min(FACTOR_BITS, BITS[dtype])
         return int(max(1, min((1 << bits) - 1, 2 ** BITS[dtype] // (4 * math.sqrt(k)))))
 
 
 @dataclass(frozen=True)
 class How:
-    """The dtype of the results, and the kind of the factors."""
+    """The dtype of the results, the kind of values in the factors, and whether TF32 is allowed."""
 
     dtype: torch.dtype
     values: str
@@ -381,11 +384,11 @@ class How:
         rounded = sum((self._rounding(step) for step in steps), self._rounding(value))
         if self.values == "integers":
             return Exact(value, rounded.expand_as(value))
-        # The added tensor and alpha add four more roundings in the accumulator.
+        # The added tensor and alpha cause four more roundings in the accumulator.
         return Exact(value, tolerances.gemm(_ZERO, magnitude, k + 4, self.dtype, self.tf32) + rounded)
 
     def _rounding(self, value: torch.Tensor) -> torch.Tensor:
-        """The rounding errors, in the shape of the value, or one zero for all elements."""
+        """Return the rounding errors in the shape of the value, or a single zero if nothing is rounded."""
         nearest = value.to(self.dtype).to(torch.float64)
         if torch.equal(nearest, value):
             return _ZERO
@@ -393,7 +396,7 @@ class How:
 
 
 def _sizes(point: Point, seed: int) -> list[Size]:
-    """The sizes of a case: first the largest, which contains every element."""
+    """Return the sizes of a case. The first one is the largest and contains every element."""
     numbers = random.Random(f"sizes {seed}")
     dimensions = [neighbour_sizes(point.get(name, 0)) for name in ("rows", "inner", "columns")]
     sizes = [tuple(sizes[-1] for sizes in dimensions)]
@@ -403,14 +406,15 @@ def _sizes(point: Point, seed: int) -> list[Size]:
 
 
 def _near(numbers: random.Random, sizes: Sequence[int]) -> int:
-    """One of these sizes; in half of the cases one near the multiple in their middle."""
+    """Return one of these sizes; half of the time one next to the multiple at their centre."""
     if len(sizes) > REACH and numbers.random() < 0.5:
         return sizes[-1] - REACH + NEAREST[int(numbers.random() * len(NEAREST))]
     return sizes[int(numbers.random() * len(sizes))]
 
 
 def leading(a: torch.Tensor, b: torch.Tensor, sizes: Sequence[Size]) -> list[torch.Tensor]:
-    """a[..., :m, :k] times b[..., :k, :n] for each (m, k, n), in float64: the sum continues from one k to the next."""
+    """Return a[..., :m, :k] times b[..., :k, :n] for each (m, k, n), in float64. Each sum over k continues the sum of
+    the next smaller k."""
     found: dict[Size, torch.Tensor] = {}
     total, done = torch.zeros((), dtype=torch.float64), 0
     for m, k, n in sorted(sizes, key=lambda size: size[1]):
@@ -424,14 +428,15 @@ def leading(a: torch.Tensor, b: torch.Tensor, sizes: Sequence[Size]) -> list[tor
 def _each(
     how: How, a: torch.Tensor, b: torch.Tensor, sizes: Sequence[Size]
 ) -> Iterator[tuple[Size, torch.Tensor, torch.Tensor]]:
-    """Each size with its product, and with the product of absolute values, which only fractions need."""
+    """Yield each size with its product, and with the product of the absolute values. Only fractions need the latter;
+    for integers, the product itself takes its place."""
     values = leading(a, b, sizes)
     magnitudes = leading(a.abs(), b.abs(), sizes) if how.values == "fractions" else values
     yield from zip(sizes, values, magnitudes)
 
 
 def _with_optional(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Both factors, and the added tensor if there is one."""
+    """Return both factors, and the added tensor or None."""
     a, b, *added = given
     return a, b, added[0] if added else None
 
@@ -442,21 +447,22 @@ def _title(size: Size, layouts: Pair | None = None) -> str:
 
 
 def _part(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The first rows and columns; a dimension of size 1 is kept."""
+    """Return the first rows and columns; a dimension of size 1 is kept, because it is broadcast."""
     x = x[..., :columns] if x.shape[-1] > 1 else x
     return x[..., :rows, :] if x.dim() > 1 and x.shape[-2] > 1 else x
 
 
 def _layouts(point: Point, number: int, is_batched: bool) -> tuple[str, str]:
-    """The layouts for the size with this number: those in `point` for the first size, different ones for each further
-    size."""
+    """Return the layouts for the size with this index. The first size has the layouts in `point`, each further size has
+    different ones."""
     choices = BATCHES if is_batched else MATRICES
     left, right = (choices.index(layout) if layout in choices else 0 for layout in (point["left"], point["right"]))
     return choices[(left + number) % len(choices)], choices[(right + 3 * number) % len(choices)]
 
 
 def _call(a: torch.Tensor, b: torch.Tensor, call: Product, sizes: Sequence[Size], layouts: Sequence[Pair]) -> Results:
-    """Each size; then the largest again, and with its rows reversed, which shows a result that a cache kept."""
+    """Return the products of all sizes. Then repeat the largest, and compute it with its rows reversed, to detect a
+    result kept in a cache."""
 
     def run(left: torch.Tensor, right: torch.Tensor, pair: Pair) -> torch.Tensor:
         return call(with_large_gaps(left, pair[0]), with_large_gaps(right, pair[1]))
@@ -486,8 +492,8 @@ def _products(
 
 
 def _weighted(*given: torch.Tensor, point: Point, sizes: Sequence[Size], layouts: Sequence[Pair]) -> Results:
-    """The weighted product into a new tensor, and in place where the shape is the result's. With a beta of 0 the added
-    tensor is NaN, because it must not be read (torch.addmm's documentation)."""
+    """Return the weighted products in a new tensor, and computed in place where the added tensor has the shape of the
+    result. If beta is 0, the added tensor is NaN, because torch must not read it (torch.addmm's documentation)."""
     a, b, c = _with_optional(given)
     alpha, beta = point["weights"]
     found = {}
@@ -509,8 +515,8 @@ def _weighted(*given: torch.Tensor, point: Point, sizes: Sequence[Size], layouts
 def _weighted_products(
     *given: torch.Tensor, how: How, sizes: Sequence[Size], weights: Weights, layouts: Sequence[Pair] | None = None
 ) -> Expected:
-    """The expected results. The product may be rounded before it is weighted, and weighted terms before they are
-    added."""
+    """Return the expected results. The kernel may round the product before it is multiplied by alpha, and the weighted
+    product before it is added."""
     a, b, c = _with_optional(given)
     alpha, beta = weights
     found = {}
@@ -590,7 +596,7 @@ def _linear_exactly(*given: torch.Tensor, how: How, sizes: Sequence[Size]) -> Ex
 
 
 def of_bytes(point: Point, seed: int) -> Case:
-    """torch._int_mm. Each product is at most 127^2; their sums need more than 16 bits."""
+    """Build a case of torch._int_mm. Each product is at most 127^2; their sums need more than 16 bits."""
     m, k, n = (point[name] for name in ("rows", "inner", "columns"))
     a, b = (
         hashed_inputs.whole((m, k), seed, 127).to(torch.int8),

@@ -1,8 +1,9 @@
 """gemm.cases: further forms of products, with their gradients: each is a sum over indices of products of its factors.
 
-An equation such as "bmk,bkn->bmn" describes a form. Its result, and the gradient of each factor, are computed on the
-host as products that are broadcast over all indices and then added, without a matrix product. All values are integers
-whose sums a dtype can represent, with few exceptions, so that every order of summation gives the same result.
+An equation such as "bmk,bkn->bmn" describes a form. The reference for its result, and for the gradient of each factor,
+uses no matrix product. It multiplies the factors broadcast over all indices, and then adds the products. All values are
+integers. With few exceptions, the dtype represents all of their sums, so that every order of summation gives the same
+result.
 """
 
 from __future__ import annotations
@@ -24,24 +25,26 @@ from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.numerics.reference_products import one_thread
 
-Weights = tuple[float, float]  # alpha, the factor of the product, and beta, that of the added tensor
+Weights = tuple[float, float]  # (alpha, beta): the factors of the product and of the added tensor
 
-MOST = 1 << 17  # products of a case
+MOST = 1 << 17  # maximum number of products of a case
 SPREADS = 6.0  # a sum of n products of random signs is nearly always below 6 sqrt(n) times the largest product
-# The largest factor: in float32 of no more digits than TF32 keeps; in float64 products have more than float32 keeps.
+# The largest factor. In float32 it has no more digits than TF32 keeps. In float64, products have more digits than
+# float32 keeps.
 LARGEST = {torch.float64: 1 << 24, torch.float32: 99, torch.float16: 99, torch.bfloat16: 99}
 WEIGHTS: tuple[Weights, ...] = ((1.0, 1.0), (2.0, -1.0), (0.5, 2.0), (-1.0, 0.5), (1.0, 0.0))
 SIZES = (1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 65)
-REAL_ONLY = "bilinear"  # torch has no gradient for it with complex numbers
+REAL_ONLY = "bilinear"  # torch cannot compute its gradient for complex numbers
 COUNTS = {"quick": 40, "standard": 260, "full": 2400}
 
 
 @dataclass(frozen=True)
 class Form:
-    """A form of a product. `call`: takes the factors, as does the equation.
+    """A form of a product. `call`: takes the factors in the order of the equation.
 
-    `weighted`: it takes an added tensor of the result's shape first, and alpha and beta. `conjugated`: the factors that
-    are replaced by their complex conjugates. `differentiable`: it has gradients.
+    `weighted`: the call first takes an added tensor, which has the shape of the result, and also takes alpha and beta.
+    `conjugated`: the indices of the factors that are replaced by their complex conjugates. `differentiable`: torch can
+    compute the gradients.
     """
 
     equation: str
@@ -60,7 +63,7 @@ class Form:
 
 
 def _out_apart(function: Callable[..., torch.Tensor], *given: torch.Tensor, **options: float) -> torch.Tensor:
-    """Call a function with an out= that is a part of a larger tensor of NaN."""
+    """Call a function with an `out` argument that is a part of a larger tensor of NaN."""
     shape = (*given[-2].shape[:-1], given[-1].shape[-1])
     out = given[-1].new_full((*shape[:-2], shape[-2] + 2, shape[-1] + 3), math.nan)[..., 1:-1, 2:-1]
     return function(*given, out=out, **options)
@@ -77,7 +80,7 @@ def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.kron(*factors).view(len(a), len(b), a.shape[1], b.shape[1])
 
 
-# Functions are looked up at each call. Indices: m rows, k inner elements, n columns, b batch, h heads.
+# The lambdas look up torch's function at each call. Indices: m rows, k inner elements, n columns, b batch, h heads.
 FORMS: dict[str, Form] = {
     "mm": Form("mk,kn->mn", lambda a, b: torch.mm(a, b)),
     "matmul of transposed": Form("km,nk->mn", lambda a, b: torch.matmul(a.t(), b.t())),
@@ -130,7 +133,7 @@ FORMS: dict[str, Form] = {
 
 
 def product_form_operation() -> Operation:
-    """The operation of these forms."""
+    """Return the operation that samples these forms."""
     space: Mapping[str, Sequence[Any]] = {
         "form": tuple(FORMS),
         "dtype": (torch.float32, torch.float16, torch.bfloat16, torch.float64),
@@ -150,7 +153,8 @@ def product_form_operation() -> Operation:
 
 
 def _possible(point: Point) -> bool:
-    """Whether the sums are short enough for a dtype, and the dtype and the form have complex numbers."""
+    """Return whether the case is small enough, its sums are short enough for the dtype, and the dtype and the form
+    support complex numbers if the case has them."""
     is_real = point["dtype"] not in (torch.float32, torch.float64) or point["form"] == REAL_ONLY
     form = FORMS[point["form"]]
     letters = set(form.equation) - set(",->")
@@ -160,8 +164,8 @@ def _possible(point: Point) -> bool:
 
 
 def case(point: Point, seed: int) -> Case:
-    """Build the case for one combination of parameter values (`point`): the factors, the upstream gradient, and the
-    added tensor. Complex numbers are pairs of real ones."""
+    """Build the case for one combination of parameter values (`point`). Its inputs are the factors, the gradient of the
+    result, and the added tensor. Complex numbers are given as pairs of real ones."""
     form, dtype = FORMS[point["form"]], point["dtype"]
     pair = (2,) if point["complex"] else ()
     most = _most(point, form)
@@ -191,8 +195,8 @@ def _shape(letters: str, point: Point) -> tuple[int, ...]:
 
 
 def _most(point: Point, form: Form) -> int:
-    """The largest factor for which a sum of products is, or nearly always is, an integer that the dtype can represent:
-    below 1 / u."""
+    """Return the largest factor with which sums of products are (nearly always) integers below 1 / u, which the dtype
+    represents."""
     letters = set(form.equation) - set(",->")
     terms = max(math.prod(point[letter] for letter in letters - set(left)) for left in (form.result, *form.factors))
     terms *= 2 ** len(form.factors) if point["complex"] else 1
@@ -205,7 +209,8 @@ def _numbers(values: torch.Tensor, point: Point) -> torch.Tensor:
 
 
 def _laid_out(values: torch.Tensor, layout: str, is_conjugate: bool) -> torch.Tensor:
-    """A copy in a layout; as a view that torch conjugates when it is read, if `is_conjugate`."""
+    """Return a copy in the given layout. If `is_conjugate`, the copy holds the conjugates and is returned as a lazy
+    conjugate view."""
     if is_conjugate:
         return _laid_out(values.conj().resolve_conj(), layout, False).conj()
     if values.dim() == 0:
@@ -243,8 +248,8 @@ def _run(*given: torch.Tensor, form: Form, point: Point) -> dict[str, torch.Tens
 
 
 def _exact(*given: torch.Tensor, form: Form, point: Point) -> dict[str, Exact]:
-    """The exact results. The gradient of a factor is the sum of products of the upstream gradient with the conjugates
-    of the other factors; it is conjugated where the factor is."""
+    """Return the exact results. The gradient of a factor is the sum of products of the result's gradient with the
+    conjugates of the other factors. This gradient is conjugated if the form conjugates the factor."""
     count, factors = len(form.factors), form.factors
     numbers = [_numbers(values, point) for values in given]
     used = [value.conj() if number in form.conjugated else value for number, value in enumerate(numbers[:count])]
@@ -258,7 +263,8 @@ def _exact(*given: torch.Tensor, form: Form, point: Point) -> dict[str, Exact]:
         others = [(factors[n], used[n].conj()) for n in range(count) if n != number]
         equation = ",".join((form.result, *(letters for letters, _ in others)))
         gradient = contract(f"{equation}->{letters}", [numbers[count], *(value for _, value in others)])
-        gradient = gradient.expand_as(numbers[number])  # an index that only this factor has is summed over
+        # an index that occurs only in this factor is summed over, so the gradient is constant along it
+        gradient = gradient.expand_as(numbers[number])
         gradient = gradient.conj().resolve_conj() if number in form.conjugated else gradient
         found[f"gradient of factor {number}"] = _judged(alpha * gradient, point, gradient)
     if beta:
@@ -267,8 +273,8 @@ def _exact(*given: torch.Tensor, form: Form, point: Point) -> dict[str, Exact]:
 
 
 def _judged(value: torch.Tensor, point: Point, *steps: torch.Tensor) -> Exact:
-    """A result with its tolerance: the rounding of what the dtype cannot represent, `steps` on the way to it
-    included."""
+    """Return a result with its tolerance: the rounding of values that the dtype does not represent, in the result and
+    in the intermediate results `steps`."""
     value, limit = real_pairs(value), torch.zeros((), dtype=torch.float64)
     for step in (value, *map(real_pairs, steps)):
         off = step.to(point["dtype"]).to(torch.float64) != step
@@ -277,7 +283,7 @@ def _judged(value: torch.Tensor, point: Point, *steps: torch.Tensor) -> Exact:
 
 
 def contract(equation: str, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sums of products that an equation such as "mk,kn->mn" describes, without a matrix product."""
+    """Return the sums of products that an equation such as "mk,kn->mn" describes, without using a matrix product."""
     names, _, result = equation.partition("->")
     letters = sorted(set(equation) - set(",->") - set(result))
     order = [*letters, *result]
