@@ -1,12 +1,15 @@
-"""burn: dense products of every precision in nearly all memory of all GPUs, all of them checked, for the requested
-time.
+"""burn: dense products of every precision fill nearly all memory of all GPUs for the requested time, and all are
+checked.
 
-Operands are random whole numbers divided by a power of two, so that every sum is exact in float32, in any order of
-summation. A float32 product C of A and B is checked by Freivalds' algorithm: C r must equal A (B r) for vectors r of
-{-1, 1}. One wrong element is always detected; several in one row are detected with a probability of at least one half
-for each vector. A (B r) is computed on the host, in whole numbers and without a matrix product. The first product of
-every precision must equal C, rounded once. Every later product must equal the first of its precision, bit for bit: each
-is stored in its own part of the memory, and compared once all parts are full.
+Operands are random whole numbers. Floating-point operands are divided by a power of two, so that every sum is exact in
+float32, in any order of summation. A float32 product C of A and B is checked by Freivalds' algorithm: C r must equal A
+(B r) for vectors r of {-1, 1}. If a row of C has one wrong element, it is always detected. If a row has several, each
+vector detects them with a probability of at least one half. A (B r) is computed on the host, in whole numbers and
+without a matrix product.
+
+The first product of every precision must equal C, rounded once to the output dtype. Every later product must equal the
+first product of its precision, bit for bit. Each later product is stored in its own part of the memory, and the parts
+are compared after they have been filled.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from envbuild.selftest.nvidia.gpu_telemetry import DRAIN
 
 SIDE, SIDE_CPU = 8192, 768
 SECONDS_CPU = 1
-HELD = 0.9  # share of the free memory
+HELD = 0.9  # share of the free memory that is used
 CHUNKS_CPU = 4
 WORD = 8  # bytes; a chunk of memory is a matrix of words
 VECTORS = 4
-ROWS, ROWS_HOST = 1024, 16  # rows converted to a wider dtype at a time; few enough for a processor's cache
-# For each factor: its rows are overlapping windows of one sequence, shifted by this many elements from row to row. This
-# is faster to compute than a whole random matrix.
+ROWS, ROWS_HOST = 1024, 16  # rows converted to a wider dtype at a time; ROWS_HOST rows fit in a processor's cache
+# Each row of a factor is a window of one random sequence, shifted against the previous row by this many elements. This
+# is faster to generate than a whole random matrix.
 SHIFTS = 3, 5
-# The largest whole number in the operands, one less than a power of two. With 127 no sum of products reaches 2^22;
-# every tensor core keeps at least 23 bits below the largest exponent. With 7 no sum reaches 2^14; the tensor cores of
-# Ada and Hopper keep 13 bits if the operands are fp8 (arXiv 2511.10909). tests/selftest/probes/hardware/test_burn.py
+# The largest whole number in the operands, one less than a power of two. With 127, no sum of products reaches 2^22;
+# every tensor core keeps at least 23 bits below the largest exponent. With 7, no sum reaches 2^14; with fp8 operands,
+# the tensor cores of Ada and Hopper keep 13 bits (arXiv 2511.10909). tests/selftest/probes/hardware/test_burn.py
 # emulates both.
 WIDE, NARROW = 127, 7
 
@@ -54,7 +57,7 @@ class Precision:
     tf32: bool = False
 
 
-# Empty if this torch has no products of this dtype.
+# Each list is empty if this torch has no products of the dtype.
 _INT8 = [torch.int8] if hasattr(torch, "_int_mm") else []
 _FP8 = [torch.float8_e4m3fn] if hasattr(torch, "float8_e4m3fn") and hasattr(torch, "_scaled_mm") else []
 PRECISIONS = (
@@ -66,8 +69,9 @@ PRECISIONS = (
     Precision("fp32", torch.float32, (0, 0)),
     Precision("fp64", torch.float64, (0, 0)),
 )
-# Compute capabilities whose SMs add or multiply 32 or 64 float64 numbers per clock; others do 2 or 4, which would take
-# all the time (CUDA C++ Programming Guide, throughput of arithmetic instructions).
+# Compute capabilities whose SMs add or multiply 32 or 64 float64 numbers per clock. Others do 2 or 4, so that float64
+# would take nearly all of the time (CUDA C++ Programming Guide, throughput of arithmetic instructions). (0, 0) is the
+# CPU.
 FAST_FLOAT64 = ((0, 0), (6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 
 
@@ -75,8 +79,8 @@ FAST_FLOAT64 = ((0, 0), (6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 class BurnProblem:
     """The factors of a product and its check vectors.
 
-    Factors are int8 (n, n) with whole numbers up to `most`. `vectors` (VECTORS, n) and `expected` (VECTORS, n), A (B r)
-    for each vector r, are float64 and exact.
+    Factors are int8 (n, n) with whole numbers up to `most`. `vectors` (VECTORS, n) and `expected` (VECTORS, n) are
+    float64. `expected` contains the exact A (B r) for each vector r.
     """
 
     most: int
@@ -97,7 +101,8 @@ def _windows(sequence: torch.Tensor, side: int, shift: int) -> torch.Tensor:
 
 
 def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Multiply matrix (n, n) of int8 by vector (n) of float64, some rows at a time: exact, as no sum reaches 2^53."""
+    """Multiply matrix (n, n) of int8 by vector (n) of float64, some rows at a time. The result is exact, because no sum
+    reaches 2^53."""
     with one_thread():
         return torch.cat([rows.to(torch.float64).mul_(vector).sum(dim=1) for rows in _rows(matrix, ROWS_HOST)])
 
@@ -108,7 +113,7 @@ def _rows(matrix: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
 
 
 class Stove:
-    """The state of one device: operands and first products by precision, and the memory for later products."""
+    """The state of one device: for each precision its operands and first product, and the memory for later products."""
 
     def __init__(self, device: torch.device, side: int) -> None:
         self.device = device
@@ -119,7 +124,7 @@ class Stove:
         self._chunks: list[torch.Tensor] = []
 
     def take_memory(self) -> int:
-        """Allocate the rest of HELD of the initially free memory; returns the number of chunks."""
+        """Allocate memory until HELD of the initially free memory is in use; return the number of chunks."""
         count = CHUNKS_CPU
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -128,7 +133,7 @@ class Stove:
         return count
 
     def fill(self, precision: Precision, chunk: int) -> int:
-        """Fill a chunk with products and return their number. Does not wait for the device."""
+        """Fill a chunk with products and return the number of products. Does not wait for the device."""
         places = self._chunks[chunk].view(self.first[precision].dtype).view(-1, self._side, self._side)
         for place in places:
             place.copy_(multiply(precision, *self.operands[precision]))
@@ -139,7 +144,7 @@ class Stove:
             torch.cuda.synchronize(self.device)
 
     def wrong(self, precision: Precision, chunks: Sequence[int]) -> tuple[int, str]:
-        """Count the words of these chunks that differ from the first product, and describe the first of them."""
+        """Count the words of these chunks that differ from the first product, and describe the first difference."""
         expected = self.first[precision].view(-1).view(torch.int64)
         counts = [torch.count_nonzero(self._parts(chunk, expected) != expected) for chunk in chunks]
         total = int(torch.stack(counts).sum())
@@ -159,7 +164,8 @@ class Stove:
 
 
 def chunks_to_hold(before: int, free: int, side: int) -> int:
-    """The number of chunks that fit `free` bytes, so that 1 - HELD of the `before` bytes, free at first, stay free."""
+    """Return the number of chunks to allocate from `free` bytes so that 1 - HELD of the initially free `before` bytes
+    stays free."""
     return max(1, (free - int((1 - HELD) * before)) // (side**2 * WORD))
 
 
@@ -184,16 +190,16 @@ def burn(context: Context) -> None:
 
 
 def precisions(capability: tuple[int, int]) -> list[Precision]:
-    """The precisions to run on a device of this compute capability; float64 only where it is fast."""
+    """Return the precisions to run on a device of this compute capability; float64 only where it is fast."""
     found = [precision for precision in PRECISIONS if capability >= precision.least]
     return [one for one in found if one.dtype != torch.float64 or capability in FAST_FLOAT64]
 
 
 def operands(precision: Precision, given: BurnProblem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors on a device.
+    """Return the factors on a device.
 
-    Floating-point factors are divided by most + 1, because float16 would overflow otherwise; B is stored by columns, as
-    int8 and fp8 products require.
+    Floating-point factors are divided by most + 1, because float16 would overflow otherwise. B is stored by columns,
+    because int8 and fp8 products require it.
     """
     a, b = given.a.to(device), given.b.t().contiguous().to(device)
     if precision.dtype.is_floating_point:
@@ -209,7 +215,8 @@ def multiply(precision: Precision, a: torch.Tensor, b: torch.Tensor) -> torch.Te
     elif precision.most == NARROW:
         one = torch.ones((), device=a.device)
         got = library._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.float32)
-        got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 a tuple with the largest value
+        # until torch 2.4, _scaled_mm returned a tuple of the result and its largest value
+        got = got[0] if isinstance(got, tuple) else got
     else:
         torch.backends.cuda.matmul.allow_tf32 = precision.tf32
         got = torch.mm(a, b)
@@ -220,7 +227,8 @@ def multiply(precision: Precision, a: torch.Tensor, b: torch.Tensor) -> torch.Te
 def _first_products(
     context: Context, stove: Stove, found: Sequence[Precision], given: Mapping[int, BurnProblem]
 ) -> None:
-    """Compare the first product of each precision with the exact one; torch may lack some of the products."""
+    """Compare the first product of each precision with the exact product. Precisions that torch does not support are
+    skipped."""
     exact = {most: _exact(context, stove.device, one) for most, one in given.items()}
     for precision in found:
         pair = operands(precision, given[precision.most], stove.device)
@@ -231,7 +239,7 @@ def _first_products(
         stove.operands[precision], stove.first[precision] = pair, got
         expected = exact[precision.most]
         expected = (expected if got.is_floating_point() else expected * (precision.most + 1) ** 2).to(got.dtype)
-        wrong = got != expected  # NaN counts as wrong
+        wrong = got != expected  # NaN counts as wrong, because it differs from everything
         count = int(torch.count_nonzero(wrong))
         case = f"wrong elements of the first {precision.name} product on {stove.device}"
         context.figure(case, precision.dtype, (len(got),) * 3, count, 0.0, step.seconds)
@@ -246,7 +254,7 @@ def _first_products(
 
 
 def _exact(context: Context, device: torch.device, given: BurnProblem) -> torch.Tensor:
-    """The exact product in float32, checked against the host's sums."""
+    """Compute the exact product in float32, and check it against the sums from the host."""
     single, side = Precision("fp32", torch.float32, (0, 0)), len(given.a)
     with context.step(f"exact product {side}x{side}x{side} of numbers up to {given.most} on {device}") as step:
         product = multiply(single, *operands(single, given, device))
@@ -267,7 +275,7 @@ def _exact(context: Context, device: torch.device, given: BurnProblem) -> torch.
 
 
 def _keep_burning(context: Context, stoves: Sequence[Stove], found: Sequence[Precision], side: int) -> None:
-    """Fill the memory with products of one precision after the other, on all devices at once, and check them."""
+    """Fill the memory with products, one precision after another, on all devices at once, and check them."""
     seconds = SECONDS_CPU if context.on_cpu else context.job.burn_seconds
     count = min(stove.take_memory() for stove in stoves)
     size = count * side**2 * WORD
@@ -297,14 +305,14 @@ def _keep_burning(context: Context, stoves: Sequence[Stove], found: Sequence[Pre
         context.figure(case, precision.dtype, (side,) * 3, wrong[precision], 0.0, spent[precision])
     context.traits.update(
         bytes=size,
-        passes=round(filled / count, 2),  # through all chunks
+        passes=round(filled / count, 2),  # how often all chunks were filled
         products={precision.name: int(products[precision]) for precision in found},
         tflops={one.name: 2 * side**3 * products[one] / spent[one] / 1e12 for one in found if spent[one]},
     )
 
 
 def _has_none(error: Exception) -> bool:
-    """Whether torch or cuBLAS lacks such a product."""
+    """Return whether the error means that torch or cuBLAS lacks such a product."""
     return isinstance(error, TypeError) or is_unsupported(error) or "CUBLAS_STATUS_NOT_SUPPORTED" in str(error)
 
 

@@ -16,16 +16,17 @@ from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Window
 from envbuild.selftest.nvidia.gpu_telemetry_verdict import telemetry_faults
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 
-WORK = 4096  # size of the matrices multiplied between the two readings
-SECONDS = 0.5  # seconds of products, on every GPU at once
+WORK = 4096  # rows and columns of the matrices that are multiplied between the two readings
+SECONDS = 0.5  # duration of the products, on all GPUs at once
 MEMORY = ("corrected", "uncorrected", "ever", "pending", "failed")  # NVML's counts of memory errors
 
 
 def hw_health(context: Context) -> None:
     """hw.health: no uncorrected memory errors, and no memory that waits to be replaced, after products on every GPU.
 
-    Errors since the driver was loaded count; earlier Xid errors are only in the host's log. The driver is queried even
-    if torch sees no GPU. A GPU without ECC is judged by the errors that occur while it works.
+    Memory errors since the driver was loaded count. Xid errors from before the probe are not available: they are only
+    in the host's log. The driver is queried even if torch sees no GPU. A GPU without ECC is checked only for errors
+    that occur during the products.
     """
     try:
         context.step("health before")

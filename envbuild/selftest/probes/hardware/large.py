@@ -1,7 +1,7 @@
 """large: tensors of more than 2^31 elements, whose indices exceed 32-bit integers, are computed to their last element.
 
-One byte per element keeps them small. The values repeat with a prime period, so an index that is wrong by a power of
-two leads to a different value.
+The tensors use one byte per element to save memory. The values repeat with a prime period, so a wrong index that is off
+by a power of two reads a different value.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import hashed_inputs
 
-ROWS, COLUMNS = 65599, 32771  # 2149744829 elements, 2^31 and 2261181 more
+ROWS, COLUMNS = 65599, 32771  # 2149744829 elements: 2^31 + 2261181
 PERIOD = 251  # prime
-COPIES = 3  # copies of the tensor in memory at once
+COPIES = 3  # maximum number of copies of the tensor in memory at once
 PART = PERIOD << 14  # elements compared at a time
 LOOKUPS = 1000
 
@@ -35,7 +35,8 @@ def large(context: Context) -> None:
         after = x + 1
     _report(context, "x + 1", step.seconds, _wrong(after, 1))
     del after
-    with context.step("sums of columns") as step:  # modulo 256: for a wider dtype torch would first copy x into it
+    # the dtype is uint8, which sums modulo 256: for a wider dtype torch would first copy x into it
+    with context.step("sums of columns") as step:
         sums = x.view(ROWS, COLUMNS).sum(dim=0, dtype=torch.uint8)
     _report(context, "sums of columns", step.seconds, int((sums.cpu() != column_sums()).sum()))
     where = probed_indices(count).to(device)
@@ -59,14 +60,15 @@ def large(context: Context) -> None:
 
 
 def available(context: Context) -> int:
-    """Free memory in bytes: of the GPU, or of the host in a test of the CPU."""
+    """Return the free memory in bytes: of the GPU, or of the host if the CPU is tested."""
     if not context.on_cpu:
         return int(torch.cuda.mem_get_info(context.device)[0])
     return host_memory.available_bytes()
 
 
 def column_sums() -> torch.Tensor:
-    """The sums of (row COLUMNS + column) modulo 251 over all rows, modulo 256: (COLUMNS), uint8, on the host."""
+    """Return the sum of each column: (row COLUMNS + column) modulo 251, summed over all rows modulo 256. (COLUMNS),
+    uint8, on the host."""
     rows = torch.bincount(torch.arange(ROWS) * COLUMNS % PERIOD, minlength=PERIOD)
     residues = torch.arange(PERIOD)
     sums = torch.stack([(rows * ((residues + column) % PERIOD)).sum() for column in range(PERIOD)]) % 256
@@ -74,9 +76,8 @@ def column_sums() -> torch.Tensor:
 
 
 def probed_indices(count: int) -> torch.Tensor:
-    """Distinct indices around 2^31 (if the tensor is that long), at both ends, and spread over the whole; int64 on the
-    host.
-    """
+    """Return distinct indices around 2^31 (if the tensor is that long), at both ends, and spread over the whole tensor;
+    int64 on the host."""
     edges = torch.arange(-3, 4)
     chosen = torch.cat((edges % count, (1 << 31) + edges, (hashed_inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))
     different: torch.Tensor = torch.unique(chosen[chosen < count])
@@ -84,13 +85,13 @@ def probed_indices(count: int) -> torch.Tensor:
 
 
 def _pattern(count: int, device: torch.device) -> torch.Tensor:
-    """A tensor whose elements are their index modulo 251."""
+    """Return a tensor whose elements are their index modulo 251."""
     once = torch.arange(PERIOD, dtype=torch.uint8, device=device)
     return once.repeat(-(-count // PERIOD))[:count]
 
 
 def _wrong(x: torch.Tensor, more: int) -> int:
-    """The number of elements that differ from their index modulo 251, plus `more`."""
+    """Return the number of elements that differ from (their index modulo 251) + `more`."""
     expected = _pattern(PART, x.device) + more
     return sum(int((part != expected[: len(part)]).sum()) for part in torch.split(x, PART))
 

@@ -1,9 +1,9 @@
 """memory: data written to nearly all of the device's memory is read back unchanged.
 
-Each pattern is written to all of the memory before any of it is read. Constants set every bit to both values. Addresses
-and random words differ between positions, which detects cells that respond to several addresses. A walking bit, the
-only one of its value in its word, detects cells that take the value of their neighbours. These are the patterns of
-cuda_memtest and of DCGM's memory test.
+Each pattern is written to all of the memory before any of it is read. Each pattern is also written inverted, so that
+constants set every bit to 0 and to 1. Addresses and random words differ between positions, which detects cells that
+respond to several addresses. A walking bit differs from all other bits of its word, which detects cells that take the
+value of their neighbours. These are the patterns of cuda_memtest and of DCGM's memory test.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN
 from envbuild.selftest.probes.hardware.burn import devices
 
-HELD = 0.9  # share of the free memory
+HELD = 0.9  # share of the free memory that is used
 CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 256 << 10, 4  # bytes
-TEMPORARIES = 3  # chunks, reserved for temporary tensors of patterns and comparisons
+TEMPORARIES = 3  # number of chunks reserved for temporary tensors of patterns and comparisons
 WORD = 8  # bytes
 BITS = 8 * WORD
 
-# Odd numbers, so that no two positions have the same word: 2^64 divided by the golden ratio, and a constant of
-# splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+# Multiplying by odd numbers gives every position a different word. The numbers are 2^64 divided by the golden ratio,
+# and a constant of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 MIXER = 0xBF58476D1CE4E5B9 - (1 << 64)
 
-Pattern = Callable[[torch.Tensor], torch.Tensor]  # from positions (int64, may be overwritten) to words
+Pattern = Callable[[torch.Tensor], torch.Tensor]  # maps positions (int64, may be overwritten) to words
 
 
 def constant(places: torch.Tensor, word: int) -> torch.Tensor:
@@ -41,13 +41,13 @@ def address_words(places: torch.Tensor) -> torch.Tensor:
 
 
 def random(places: torch.Tensor) -> torch.Tensor:
-    """A different word at every position; about half of its bits differ from those of the next word."""
+    """Return a different word for every position; about half of its bits differ from those of the next word."""
     words = places.mul_(STRIDE)
     return words.bitwise_xor_((words >> 29).bitwise_and_((1 << BITS - 29) - 1)).mul_(MIXER)
 
 
 def walking(places: torch.Tensor, turn: int) -> torch.Tensor:
-    """A single set bit in each word; over 64 turns it is at each position of each word."""
+    """Return words with a single set bit; over 64 turns the bit is at each position of each word."""
     return torch.bitwise_left_shift(torch.ones_like(places), places.add_(turn).remainder_(BITS))
 
 
@@ -56,7 +56,7 @@ def inverse(places: torch.Tensor, pattern: Pattern) -> torch.Tensor:
 
 
 BY_PLACE: dict[str, Pattern] = {"addresses": address_words, "random": random}
-REPEATED: dict[str, Pattern] = {  # every chunk contains the same words
+REPEATED: dict[str, Pattern] = {  # with these patterns, every chunk contains the same words
     "zeros": functools.partial(constant, word=0),
     "0x55": functools.partial(constant, word=0x5555555555555555),
     **{f"walking bit {turn}": functools.partial(walking, turn=turn) for turn in range(BITS)},
@@ -84,12 +84,13 @@ def memory(context: Context) -> None:
 
 
 def chunks_to_write(free: int) -> int:
-    """The number of chunks that fit `free` bytes and leave room for the temporary tensors of a comparison."""
+    """Return the number of chunks that fit HELD of `free` bytes and leave room for the temporary tensors of a
+    comparison."""
     return max(1, (int(HELD * free) - TEMPORARIES * CHUNK) // CHUNK)
 
 
 def words_of(pattern: Pattern, first: int, count: int, device: torch.device) -> torch.Tensor:
-    """`count` words of a pattern, for the positions from `first` on."""
+    """Return `count` words of a pattern, for the positions from `first` on."""
     return pattern(torch.arange(first, first + count, device=device))
 
 
@@ -104,7 +105,7 @@ def differing_words(got: torch.Tensor, expected: torch.Tensor, first: int) -> tu
 
 
 def _walk(context: Context, name: str, pattern: Pattern, chunks: list[torch.Tensor], repeated: bool) -> int:
-    """Write all chunks, then read all of them; returns the number of wrong words."""
+    """Write all chunks, then read all of them; return the number of wrong words."""
     words, device = chunks[0].numel(), chunks[0].device
     same = words_of(pattern, 0, words, device) if repeated else None
     total = 0

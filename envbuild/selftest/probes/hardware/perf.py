@@ -15,12 +15,12 @@ import torch
 from envbuild.selftest.harness.probe_context import Context, dtype_name
 from envbuild.selftest.harness.probe_outcome_and_figures import Figure, Skip
 
-SIDE, SIDE_CPU = 8192, 1024  # of the products
+SIDE, SIDE_CPU = 8192, 1024  # rows and columns of the factors
 COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes, far more than any cache holds
-SECONDS, SECONDS_CPU = 0.25, 0.1  # of work for one figure: the median of PARTS equal parts
+SECONDS, SECONDS_CPU = 0.25, 0.1  # duration of one measurement, which is the median of PARTS equal parts
 PARTS = 5
 
-# By the name of a product in the job document: its dtype, whether TF32 is allowed, and its lowest compute capability.
+# For each product name in the job document: the dtype, whether TF32 is used, and the lowest compute capability.
 PRODUCTS = {
     "fp16": (torch.float16, False, (7, 0)),
     "bf16": (torch.bfloat16, False, (8, 0)),
@@ -66,10 +66,10 @@ def _measure(
 def reaches_minimum(
     context: Context, case: str, unit: str, figures: Mapping[str, float], sheet: Mapping[str, float]
 ) -> bool:
-    """Compare the measurements with the datasheet; returns False if it contains none of them.
+    """Compare the measurements with the datasheet; return False if the datasheet contains none of them.
 
-    In the figure, `error` is the required minimum and `bound` the measured value, so that it is within its bound if the
-    GPU is fast enough.
+    In the figure, `error` is the required minimum and `bound` the measured value. The figure is therefore within its
+    bound if the GPU is fast enough.
     """
     floor = context.job.floors[case.split()[0]]
     known = [name for name in figures if name in sheet]
@@ -88,7 +88,7 @@ def reaches_minimum(
 
 
 def _products(context: Context, device: torch.device) -> dict[str, float]:
-    """TFLOP/s of each product, by its name in the job document."""
+    """Return the TFLOP/s of each product, by its name in the job document."""
     side = SIDE_CPU if context.on_cpu else SIDE
     capability = (0, 0) if context.on_cpu else torch.cuda.get_device_capability(device)
     found = {}
@@ -105,7 +105,7 @@ def _products(context: Context, device: torch.device) -> dict[str, float]:
 
 
 def _copy(context: Context, device: torch.device) -> dict[str, float]:
-    """GB/s of a copy, counting both reads and writes, by its name in the job document."""
+    """Return the GB/s of a copy, counting both reads and writes, by its name in the job document."""
     size = COPIED_CPU if context.on_cpu else COPIED
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -114,7 +114,7 @@ def _copy(context: Context, device: torch.device) -> dict[str, float]:
 
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds of one call: the median of several parts of many calls each, after a part for warm-up."""
+    """Return the seconds of one call: the median of PARTS parts of many calls each, after a warm-up."""
     length = (SECONDS_CPU if device.type == "cpu" else SECONDS) / PARTS
     _timed(device, work, 1)  # the first call selects an algorithm
     warm = 0.0

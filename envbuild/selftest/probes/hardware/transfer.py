@@ -14,10 +14,10 @@ from envbuild.selftest.probes.hardware.burn import devices
 from envbuild.selftest.probes.hardware.memory import WORD, differing_words, random, words_of
 
 SIZE, SIZE_CPU = 32 << 20, 8 << 20  # bytes
-# Number of bytes, their offset in the source and in the target: odd lengths, and offsets that are not aligned for wide
+# (number of bytes, offset in the source, offset in the target): odd lengths, and offsets that are not aligned for wide
 # accesses.
 PIECES = ((1, 1, 3), (4099, 7, 1), (65537, 2, 13), ((1 << 20) + 5, 3, 4096))
-REPEATS = 3  # copies, the fastest of which counts
+REPEATS = 3  # number of copies; the fastest one counts
 
 
 def transfer(context: Context) -> None:
@@ -37,11 +37,11 @@ def transfer(context: Context) -> None:
 
 
 def _there_and_back(context: Context, device: torch.device, rates: dict[str, float]) -> None:
-    """Check each direction separately, because one direction could undo an error of the other."""
+    """Check each direction separately, because an error of the way back could cancel an error of the way there."""
     words = (SIZE_CPU if context.on_cpu else SIZE) // WORD
     there = words_of(random, 0, words, device)
     for kind in ("pageable",) if context.on_cpu else ("pinned", "pageable"):
-        # The words are computed on host and device, so that a wrong copy cannot change the data it is compared with.
+        # Host and device each compute the words, so that a wrong copy cannot change the expected data.
         here, back = words_of(random, 0, words, torch.device("cpu")), torch.zeros(words, dtype=torch.int64)
         if kind == "pinned":
             here, back = here.pin_memory(), back.pin_memory()
@@ -77,7 +77,7 @@ def _copy(
 
 
 def _fastest(work: Callable[[], object], used: Sequence[torch.device]) -> float:
-    """Seconds of the fastest of several calls."""
+    """Return the seconds of the fastest of several calls."""
     found = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
