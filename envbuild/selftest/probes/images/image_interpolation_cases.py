@@ -1,7 +1,8 @@
-"""Resizing by F.interpolate with all of its arguments, sampling at given positions, and channels moved into images.
+"""Cases for F.interpolate with all of its arguments, for sampling at given positions, and for moving elements between
+channels and positions.
 
-A resize is linear in each dimension: an output is the image times a matrix for each dimension, in float64. Sampling at
-positions is a formula in float64, whose derivatives autograd computes.
+A resize is linear in each dimension: the expected output is the image times one float64 matrix per dimension. Sampling
+at positions is computed by a formula in float64, whose derivatives autograd computes.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ Sizes = tuple[int, ...]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("contiguous", "channels last", "rows apart", "shifted by 1")
-MOST = 6000  # elements of an image's channels before or after
+MOST = 6000  # maximum number of elements of all channels, before or after the resize
 
-# The arguments of F.interpolate, and the numbers of dimensions that it accepts with them.
+# For each mode: the arguments of F.interpolate, and the numbers of spatial dimensions that the mode supports.
 MODES: Mapping[str, tuple[Mapping[str, Any], Sequence[int]]] = {
     "nearest": ({"mode": "nearest"}, (1, 2, 3)),
     "nearest-exact": ({"mode": "nearest-exact"}, (1, 2, 3)),
@@ -44,13 +45,15 @@ MODES: Mapping[str, tuple[Mapping[str, Any], Sequence[int]]] = {
     "linear antialias": ({"mode": "linear", "align_corners": False, "antialias": True}, (2,)),
     "bicubic antialias": ({"mode": "bicubic", "align_corners": False, "antialias": True}, (2,)),
 }
-LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # the name of the mode by the number of dimensions
-# Larger and smaller, by whole and other numbers. All are exact in binary, and so are the sizes that torch computes.
+# F.interpolate's name of the mode, by the number of spatial dimensions
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+# Enlargements and reductions, by whole and fractional factors. All factors are exact in binary, and so are the sizes
+# that torch computes.
 FACTORS = (Fraction(2), Fraction(3), Fraction(1, 2), Fraction(1, 4), Fraction(3, 2), Fraction(5, 8), Fraction(11, 4))
 
 
 def resize(point: Point, seed: int) -> Case:
-    """Images of whole numbers, and the gradient of the output."""
+    """Build a case with images of whole numbers. Its inputs are the images and the gradient of the output."""
     sizes, outputs = _sizes(point), _outputs(point)
     dtype, count = point["dtype"], (point["images"], point["channels"])
     x = hashed_inputs.whole((*count, *sizes), seed, 9).to(dtype)
@@ -70,20 +73,21 @@ def _sizes(point: Point) -> Sizes:
 
 
 def _factors(point: Point) -> tuple[Fraction, ...]:
-    """A different factor for each dimension."""
+    """Return a different scale factor for each dimension."""
     first = FACTORS.index(point["factor"])
     return tuple(FACTORS[(first + 2 * dim) % len(FACTORS)] for dim in range(point["rank"]))
 
 
 def _outputs(point: Point) -> Sizes:
-    """With a size as argument, the size is one more than that of the factor, so that the ratio is not a simple one."""
+    """Return the output sizes. With the argument "size, one more", they are larger by 1 than the factors give, so that
+    the ratios are not simple."""
     more = int(point["argument"] == "size, one more")
     return tuple(max(1, int(n * factor)) + more for n, factor in zip(_sizes(point), _factors(point)))
 
 
 def _scales(point: Point) -> list[Fraction]:
-    """Input elements per output element. torch uses the factor that it was given, if it was; without it, or if it
-    recomputes the factor, the ratio of the sizes."""
+    """Return the number of input elements per output element, for each dimension. If torch gets a factor and does not
+    recompute it, it uses this factor. Otherwise it uses the ratio of the sizes."""
     if point["argument"] == "factor" and not point["mode"].endswith("aligned") and point["mode"] != "area":
         return [1 / factor for factor in _factors(point)]
     is_aligned = point["mode"].endswith("aligned")
@@ -91,8 +95,8 @@ def _scales(point: Point) -> list[Fraction]:
 
 
 def _is_resize(point: Point) -> bool:
-    """Excludes positions that lie between two elements for nearest modes, where the rounding of the scale decides, and
-    antialiasing of half precision, which torch has on GPUs only."""
+    """Return whether the case can be tested. Excluded: with nearest modes, positions exactly between two elements,
+    where the rounding of the scale decides; and antialiasing of half precision, which torch supports only on GPUs."""
     if point["rank"] not in MODES[point["mode"]][1] or (point["rank"] == 1 and "channels last" in _layouts(point)):
         return False
     channels, outputs, sizes = point["images"] * point["channels"], _outputs(point), _sizes(point)
@@ -106,7 +110,7 @@ def _is_resize(point: Point) -> bool:
         return True
     shift = Fraction(1, 2) if point["mode"] == "nearest-exact" else Fraction(0)
     for out, scale in zip(outputs, _scales(point)):
-        is_exact = scale.denominator & (scale.denominator - 1) == 0  # a binary fraction
+        is_exact = scale.denominator & (scale.denominator - 1) == 0  # the scale is a binary fraction
         if not is_exact and any((place + shift) * scale % 1 == 0 for place in range(int(not shift), out)):
             return False
     return True
@@ -137,8 +141,11 @@ def _resized(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Results:
 
 
 def fault_values(point: Point) -> Mapping[str, Any]:
-    """The point, and the values that the known faults need: whether several rows, not as many as before, are left with
-    one column, and whether the channels are innermost in memory."""
+    """Return the point with the values that the known torch faults depend on.
+
+    "to one column": the output has one column and several rows, and the number of rows changes. "channels innermost":
+    the channels are the innermost dimension in memory.
+    """
     if point["rank"] != 2:
         return {**point, "to one column": False, "channels innermost": False}
     (height, _), (rows, columns) = _sizes(point), _outputs(point)
@@ -167,15 +174,15 @@ def _side(mode: str, n: int, out: int, scale: Fraction) -> Side:
 
 
 def sampled(point: Point, seed: int) -> Case:
-    """Images, positions in and around them, and the gradient of the output. No position is near the middle between two
-    elements or at an element, where a derivative changes."""
+    """Build a case that samples images. Its inputs are the images, positions in and around them, and the gradient of
+    the output. No position is at an element or in the middle between two elements, where a derivative changes."""
     rank, dtype, count = point["rank"], point["dtype"], (point["images"], point["channels"])
     sizes = _sampled_sizes(point)
     x = hashed_inputs.whole((*count, *sizes), seed, 5)
     places = math.prod(point["places"][:rank]) * count[0]
     coordinates = []
     for dim, n in enumerate(sizes):
-        # In whole elements and eighths, from 2 before the first to 2 after the last.
+        # In elements: a whole number plus 1/8, 3/8, 5/8 or 7/8, from 2 before the first element to 2 after the last.
         drawn = hashed_inputs.hashes(places, seed + 2 + dim)
         place = drawn % (n + 4) - 2 + (2 * (drawn // 64 % 4) + 1) / 8.0
         spread = max(1, n - 1) if point["aligned"] else n
@@ -205,9 +212,12 @@ def _sampled(x: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor, point: Poi
 
 
 def _sampled_exactly(x: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
-    """The kernel computes a position up to n + 2 in four operations; its error changes each weight by SLOPE times that
-    error. Sums have at most as many terms as there are taps, channels or sampled positions. The derivatives of the
-    positions are those of the weights times n / 2, and weights have derivatives of their own of at most 4."""
+    """Return the exact results with their tolerances.
+
+    The kernel computes a position of at most n + 2 in four operations. The error of the position, times SLOPE, changes
+    each weight. Sums have at most as many terms as there are taps, channels or sampled positions. The derivatives of
+    the positions are those of the weights times n / 2, and the derivatives of the weights are at most 4.
+    """
     leaves = x.detach().requires_grad_(), grid.detach().requires_grad_()
     output = _sample(*leaves, point)
     slopes = torch.autograd.grad((output * grad).sum(), leaves)
@@ -231,7 +241,8 @@ def _sampled_exactly(x: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor, po
 
 
 def _sample(x: torch.Tensor, grid: torch.Tensor, point: Point) -> torch.Tensor:
-    """Each output is the sum over taps, each of which is an element of x times the weights of its dimensions."""
+    """Return the output: the sum over all taps of an element of x times the product of its weights in each
+    dimension."""
     rank, cubic = point["rank"], point["mode"] == "bicubic"
     dimensions = []
     for dim, n in enumerate(x.shape[2:]):
@@ -241,7 +252,7 @@ def _sample(x: torch.Tensor, grid: torch.Tensor, point: Point) -> torch.Tensor:
             place = _inside(place, n, point)
         first = place.detach().floor()
         if point["mode"] == "nearest":
-            taps = [(place.detach().round(), 1 + 0 * place)]  # its derivative is 0
+            taps = [(place.detach().round(), 1 + 0 * place)]  # the derivative of this weight is 0
         elif cubic:
             taps = [
                 (_inside(first + tap, n, point), cubic_weight((place - first - tap).abs(), -0.75))
@@ -263,7 +274,7 @@ def _sample(x: torch.Tensor, grid: torch.Tensor, point: Point) -> torch.Tensor:
 
 
 def _inside(place: torch.Tensor, n: int, point: Point) -> torch.Tensor:
-    """A position as the padding mode changes it: not at all, moved to the border, or reflected there."""
+    """Apply the padding mode to a position: keep it ("zeros"), move it to the border, or reflect it at the border."""
     if point["padding"] == "reflection":
         low, span = (0.0, n - 1.0) if point["aligned"] else (-0.5, float(n))
         if span == 0:
@@ -276,7 +287,7 @@ def _inside(place: torch.Tensor, n: int, point: Point) -> torch.Tensor:
 
 
 def moved_channels(point: Point, seed: int) -> Case:
-    """Elements that change between channels and positions, or that go to positions given by indices."""
+    """Build a case in which elements move between channels and positions, or to positions given by indices."""
     factor, function, dtype = point["by"], point["function"], point["dtype"]
     images, channels, height, width = point["images"], point["channels"], point["height"], point["width"]
     shape = (images, channels * factor * factor, height, width)
@@ -319,7 +330,7 @@ def _channels(x: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor, point: P
 
 
 def _channels_exactly(x: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor, point: Point) -> Expected:
-    """The position in the result of each element of x."""
+    """Return the expected results, from the position in the output of each element of x."""
     factor, function = point["by"], point["function"]
     n, c, h, w = torch.meshgrid(*(torch.arange(size) for size in x.shape), indexing="ij")
     square = factor * factor

@@ -1,7 +1,7 @@
 """Pooling and resizing of images, forward and backward, of sampled sizes, layouts and dtypes.
 
-All except the maximum are linear in rows and columns: an output is A x B^T with a matrix for each dimension, and a
-gradient A^T g B, in float64 on the host.
+All functions except the maximum are linear in rows and columns. With one float64 matrix per dimension, the output is A
+x B^T and the gradient is A^T g B. The reference computes both on the host.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (4, 5, 7, 8, 9, 15, 17, 31)
-MOST = 256  # elements of an image: bfloat16 has so many different consecutive integers
-MARGIN = 1000.0  # above the padding, which is 0
+MOST = 256  # elements of an image: bfloat16 represents this many consecutive integers
+MARGIN = 1000.0  # added to the values, so that they are greater than the padding, which is 0
 
 
 @dataclass(frozen=True)
 class Resize:
-    """`call(x, kernel, stride, padding)` for images, and `side(n, kernel, stride, padding)` for a dimension of n
-    elements."""
+    """A function that changes the size of images.
+
+    `call(x, kernel, stride, padding)` runs the function on images; `side(n, kernel, stride, padding)` returns the
+    matrix for a dimension of n elements.
+    """
 
     call: Callable[[torch.Tensor, int, int, int], torch.Tensor]
     side: Callable[[int, int, int, int], Side]
 
 
 def _averages(n: int, kernel: int, stride: int, padding: int) -> Side:
-    """Windows of a fixed size, in which the padding counts too."""
+    """Return the matrix of averages over windows of a fixed size. Padding counts as zeros."""
     first = torch.arange((n + 2 * padding - kernel) // stride + 1)[:, None] * stride - padding
     place = torch.arange(n)
     return Side(((place >= first) & (place < first + kernel)).to(torch.float64) / kernel)
@@ -88,7 +91,7 @@ RESIZES = {
 
 
 def case(point: Point, seed: int) -> Case:
-    """Images of distinct integers, so that each maximum is at one position."""
+    """Build a case whose images consist of distinct integers, so that each maximum is at one position."""
     function, dtype, h, w = point["function"], point["dtype"], point["height"], point["width"]
     images, channels = point["images"], point["channels"]
     order = hashed_inputs.hashes(images * channels * h * w, seed).view(images, channels, h * w).argsort(-1)
@@ -121,7 +124,7 @@ def _both(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
 
 
 def _exactly(function: str, x: torch.Tensor, grad: torch.Tensor, point: Point, dtype: torch.dtype | None) -> Expected:
-    """The output and the gradient; without a dtype, only the output."""
+    """Return the expected output and gradient; without a dtype, return only the output."""
     arguments = point["kernel"], point["stride"], point["padding"]
     if function == "max_pool2d":
         return _maxima(x, grad if dtype else None, *arguments)

@@ -1,7 +1,9 @@
-"""Pooling with all its arguments, padding, and windows as columns, forward and backward, in one to three dimensions.
+"""Pooling with all its arguments, padding, and unfolding of windows to columns, forward and backward, in one to three
+dimensions.
 
-Each dimension of an image has a table of the positions that its outputs read. A maximum is found one dimension after
-the other, because an image's values differ; an average is a product with a matrix in each dimension.
+For each dimension, a table lists the positions that each output reads. A maximum is found in one dimension after
+another; its position is unique because the values of an image are distinct. An average is a product with one matrix per
+dimension.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 Sizes = tuple[int, ...]
-Table = list[list[int]]  # for each output, the positions that it reads; -1 is a position in the padding
+Table = list[list[int]]  # for each output, the positions that it reads; -1 stands for padding
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("contiguous", "channels last", "rows apart", "shifted by 1")
-MOST = 256  # elements of an image: bfloat16 has so many different consecutive integers
+MOST = 256  # elements of an image: bfloat16 represents this many consecutive integers
 LONG = (2, 5, 8, 9, 16, 17, 31, 33, 65, 127)
 SHORT = (1, 2, 3, 5, 8, 9)
 DIVISOR = 3
@@ -43,7 +45,7 @@ POOLS = (
 
 
 def pool(point: Point, seed: int) -> Case:
-    """Images of distinct integers."""
+    """Build a case whose images consist of distinct integers."""
     dtype, sizes = point["dtype"], _sizes(point)
     images, channels = point["images"], point["channels"]
     count = math.prod(sizes)
@@ -70,7 +72,8 @@ def _by_dimension(point: Point, name: str) -> Sizes:
 
 
 def _arguments(point: Point) -> dict[str, Any]:
-    """The arguments of the call, as the shape of the image allows them: a padding of at most half of a window."""
+    """Return the arguments of the call, limited by what torch accepts for this shape; for example, the padding is at
+    most half of a window."""
     if point["function"].startswith("adaptive"):
         return {"output_size": tuple(min(n, size) for n, size in zip(_by_dimension(point, "outputs"), _sizes(point)))}
     kernel = _by_dimension(point, "kernel")
@@ -101,10 +104,12 @@ def _is_pool(point: Point) -> bool:
         return False
     if point["function"].startswith("adaptive"):
         return True
-    padding = (0,) * 3 if point["rank"] == 3 else _arguments(point)["padding"]  # torch's avg_pool3d does not add it
+    # torch's avg_pool3d does not count the padding when it checks the window against the size
+    padding = (0,) * 3 if point["rank"] == 3 else _arguments(point)["padding"]
     if any(extent > n + 2 * p for n, p, extent in zip(sizes, padding, _extents(point))):
         return False
-    # The maximum of the padding alone has no position. Without gaps, each window reads an element.
+    # A window that contains only padding has no maximum to locate. Without dilation, each window reads at least one
+    # element.
     if max(_arguments(point).get("dilation", (1,))) == 1:
         return True
     return all(max(window) >= 0 for table in _tables(point) for window in table)
@@ -123,7 +128,7 @@ def _tables(point: Point) -> list[Table]:
         d = found["dilation"][dim] if "dilation" in found else 1
         left = n + 2 * p - extent
         outputs = (-(-left // s) if found["ceil_mode"] else left // s) + 1
-        if (outputs - 1) * s >= n + p:  # a window that begins in the padding at the end is left out
+        if (outputs - 1) * s >= n + p:  # torch drops a window that begins in the padding at the end
             outputs -= 1
         windows = [[i * s - p + t * d for t in range(k)] for i in range(outputs)]
         tables.append([[at if 0 <= at < n else -1 for at in window if at < n + p] for window in windows])
@@ -173,7 +178,7 @@ def _pool_exactly(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected
 
 
 def _averages(x: torch.Tensor, matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> Exact:
-    """Sums of few terms, each of which may be rounded to the dtype, as additions to memory are."""
+    """Return sums of few terms. Each term may be rounded to the dtype, for example if a kernel adds it to memory."""
     value, size, terms = x, x.abs(), 1
     for dim, matrix in enumerate(matrices, start=2):
         value, size = (torch.tensordot(part, matrix, ([dim], [1])).movedim(-1, dim) for part in (value, size))
@@ -190,7 +195,8 @@ def _maxima(x: torch.Tensor, grad: torch.Tensor, tables: Sequence[Table], with_i
         found = torch.stack([extended[(slice(None),) * dim + (window,)].amax(dim) for window in table], dim)
     flat = x.reshape(images * channels, -1)
     lowest_of_image = -(flat.shape[1] // 2)
-    order = flat.argsort(1)  # values are consecutive: the place of each is that of its rank
+    # the values are consecutive integers, so a value gives its rank, and its rank gives its position
+    order = flat.argsort(1)
     ranks = (found.reshape(images * channels, -1) - lowest_of_image).long()
     places = order.gather(1, ranks.clamp(0, flat.shape[1] - 1))
     summed = torch.zeros_like(flat).scatter_add_(1, places, grad.reshape(places.shape))
@@ -208,7 +214,7 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 
 def pad(point: Point, seed: int) -> Case:
-    """Padding of all dimensions of an image, each by different widths, and its gradient."""
+    """Build a case that pads all dimensions of an image, each by different widths, with its gradient."""
     sizes, dtype = _sizes(point), point["dtype"]
     widths = _widths(point)
     x = hashed_inputs.whole((point["images"], point["channels"], *sizes), seed, 100).to(dtype)
@@ -221,7 +227,8 @@ def pad(point: Point, seed: int) -> Case:
 
 
 def _widths(point: Point) -> list[tuple[int, int]]:
-    """Before and after each dimension, as its size allows it. A constant one may be negative: elements are cut off."""
+    """Return the widths before and after each dimension, limited by its size. With mode "constant", a width may be
+    negative, which cuts elements off."""
     found = []
     for dim, n in enumerate(_sizes(point)):
         before, after = PADS[(point["widths"] + dim) % len(PADS)]
@@ -234,7 +241,7 @@ def _widths(point: Point) -> list[tuple[int, int]]:
 
 
 def _pad_tables(mode: str, sizes: Sizes, widths: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The position that each output copies, for each dimension; -1 outside."""
+    """Return, for each dimension, the position that each output copies; -1 stands for padding."""
     tables = []
     for n, (before, after) in zip(sizes, widths):
         places = range(-before, n + after)
@@ -266,7 +273,8 @@ def _padded_exactly(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Expect
 
 
 def columns(point: Point, seed: int) -> Case:
-    """F.unfold, and F.fold, which adds windows to an image: each is the gradient of the other."""
+    """Build a case of F.unfold, and of F.fold, which adds overlapping windows to an image. Each of the two is the
+    gradient of the other."""
     sizes, dtype = (point["short"], point["long"]), point["dtype"]
     x = hashed_inputs.whole((point["images"], point["channels"], *sizes), seed, 3).to(dtype)
     count = math.prod(len(table) for table in _column_tables(point))
@@ -312,7 +320,8 @@ def _columns(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Results:
 
 
 def _columns_exactly(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
-    """By one matrix of 0 and 1 for each dimension: taps and outputs by positions."""
+    """Return the expected results. They use one matrix of 0 and 1 per dimension, (taps, outputs, positions), which
+    marks the position that each tap of each output reads."""
     rows, places = (
         torch.stack(
             [(torch.tensor(window)[:, None] == torch.arange(n)).to(torch.float64) for window in table], 1

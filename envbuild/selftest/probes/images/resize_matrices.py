@@ -1,7 +1,7 @@
-"""Resizing as a product with a matrix in each dimension: the matrices in float64, and the tolerance of the product.
+"""Resizing as a product with one matrix per dimension: the matrices in float64, and the tolerance of the product.
 
-Position i of an output lies at scale (i + 1/2) - 1/2 in the input; at scale i if the centres of the first and last
-elements coincide ("aligned") (aten/src/ATen/native/UpSample.h).
+The centre of output element i is at the input position scale (i + 1/2) - 1/2. If the centres of the first and last
+elements of input and output coincide ("aligned"), it is at scale i (aten/src/ATen/native/UpSample.h).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from envbuild.selftest.numerics import tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import without_rounding
 
-# Roundings of a position in float32, each of a number of at most n: the scale, its product with i + 1/2, the difference
-# from 1/2.
+# Roundings of a position in float32. Each is a rounding of a number of at most n: the scale, its product with i + 1/2,
+# and the difference from 1/2.
 POSITION = 3
 SLOPE = 1.5  # the largest derivative of a cubic weight by its position: 1.35 for a = -3/4, 1.39 for a = -1/2
 # Roundings of the weights of one output that may fall on one element, in units of ROUNDED. Linear: both weights, at a
@@ -26,10 +26,12 @@ SLOPE = 1.5  # the largest derivative of a cubic weight by its position: 1.35 fo
 # at a distance between 1 and 2 (those of t and of ((a t - 5 a) t + 8 a) t - 4 a), and 6 in that of a nearer one. At a
 # border, three weights fall on the border element: one far, two near.
 LINEAR_ROUNDINGS, CUBIC_ROUNDINGS = 2, 35 + 2 * 6
-# Antialiased weights are divided by their sum W, which is 1/2 at least: their errors and that of W, both divided by W.
+# Antialiased weights are divided by their sum W, which is at least 1/2. Two errors count, both divided by W: that of
+# the weight and that of W.
 NORMALIZED = 2 * 2
-# torch's CPU kernels round a linear weight t to the dtype, which changes 1 - t by as much: by at most u / 2, half the
-# distance between the numbers from 1/2 to 1. Relative to a small weight that is more than a rounding.
+# torch's CPU kernels round a linear weight t to the dtype, which changes 1 - t by the same amount. This is at most u /
+# 2, half the distance between adjacent numbers from 1/2 to 1. Relative to a small weight, this is more than one
+# rounding.
 COMPLEMENT = 0.5
 ENDS = 2  # elements just beyond the taps, one at each end
 
@@ -38,8 +40,9 @@ ENDS = 2  # elements just beyond the taps, one at each end
 class Side:
     """The resizing of one dimension.
 
-    `matrix`: (outputs, n), the weights of the input's elements in each output. `error`: how much a kernel's weights may
-    differ from it. `complement`: the same in units of the dtype's u, for weights that are rounded to the dtype.
+    `matrix`: (outputs, n), the weight of each input element in each output. `error`: how much a kernel's weights may
+    differ from `matrix`. `complement`: an additional difference in units of the dtype's u, for kernels that round the
+    weights to the dtype.
     """
 
     matrix: torch.Tensor
@@ -47,26 +50,28 @@ class Side:
     complement: float = 0.0
 
     def transposed(self) -> Side:
-        """The same for the gradient, whose weights are not rounded to the dtype before their products are."""
+        """Return the transposed matrix for the gradient. Its weights are not rounded to the dtype before they are
+        multiplied, so `complement` is 0."""
         return Side(self.matrix.t(), self.error)
 
 
 def ratio(n: int, out: int, is_aligned: bool) -> Fraction:
-    """Input elements per output element for these sizes."""
+    """Return the number of input elements per output element for these sizes."""
     if is_aligned:
         return Fraction(n - 1, out - 1) if out > 1 else Fraction(0)
     return Fraction(n, out)
 
 
 def area(n: int, out: int) -> Side:
-    """Averages of the elements from floor(i n / out) to ceil((i + 1) n / out)."""
+    """Return averages of the elements from floor(i n / out) to ceil((i + 1) n / out), exclusive."""
     number, place = torch.arange(out)[:, None], torch.arange(n)
     inside = ((place >= number * n // out) & (place < -(-(number + 1) * n // out))).to(torch.float64)
     return Side(inside / inside.sum(1, keepdim=True))
 
 
 def nearest(n: int, out: int, scale: Fraction, is_centred: bool = False) -> Side:
-    """The element that contains the start of each output, or its centre."""
+    """Return, for each output, the input element that contains the start of the output, or its centre if
+    `is_centred`."""
     shift = Fraction(1, 2) if is_centred else Fraction(0)
     places = torch.tensor([min(math.floor((number + shift) * scale), n - 1) for number in range(out)])
     return Side((places[:, None] == torch.arange(n)).to(torch.float64))
@@ -80,19 +85,20 @@ def linear(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
 
 
 def cubic(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
-    """Beyond the border, its element is repeated."""
+    """Return the cubic weights. Positions beyond the border read the border element."""
     place = _places(out, scale, is_aligned)
     matrix, first = torch.zeros(out, n, dtype=torch.float64), place.floor()
     for tap in range(-1, 3):
         at = (first + tap).clamp(0, n - 1).long()
         matrix[torch.arange(out), at] += cubic_weight((place - first - tap).abs(), -0.75)
-    # At a border, the slopes of the weights of its element add up to at most SLOPE: those of all four add up to 0.
+    # At a border, several weights fall on one element. Their slopes add up to at most SLOPE, because the slopes of all
+    # four weights add up to 0.
     return Side(matrix, _error(scale, SLOPE * POSITION * n + CUBIC_ROUNDINGS))
 
 
 def antialiased(n: int, out: int, scale: Fraction, is_cubic: bool) -> Side:
-    """A kernel as wide as the output's elements if those are larger, as PIL has it (there a = -1/2); weights add up to
-    1."""
+    """Return the weights of a kernel that is as wide as an output element if the image is reduced, as in PIL (with a =
+    -1/2). The weights of an output add up to 1."""
     centre = (torch.arange(out, dtype=torch.float64) + 0.5) * float(scale)
     distance = (torch.arange(n) + 0.5 - centre[:, None]).abs() / max(float(scale), 1.0)
     weights = cubic_weight(distance, -0.5) if is_cubic else (1 - distance).clamp(min=0)
@@ -102,7 +108,8 @@ def antialiased(n: int, out: int, scale: Fraction, is_cubic: bool) -> Side:
 
 
 def _error(scale: Fraction, roundings: float) -> float:
-    """With a scale of 1 each position is an element's, and all weights are exact."""
+    """Return the error of the weights. With a scale of 1, each position is that of an element, and all weights are
+    exact."""
     return 0.0 if scale == 1 else roundings * tolerances.ROUNDED
 
 
@@ -118,16 +125,16 @@ def _places(out: int, scale: Fraction, is_aligned: bool) -> torch.Tensor:
 
 
 def weighted(x: torch.Tensor, sides: Sequence[Side], dtype: torch.dtype) -> Exact:
-    """x (images, channels, ...) times the matrix of each dimension, with the tolerance of a kernel for it.
+    """Multiply x (images, channels, ...) by the matrix of each dimension, and add the tolerance of a kernel for it.
 
-    The tolerance is the rounding of the result and two terms more, with u of the dtype:
+    The tolerance is the rounding of the result plus two terms, with u of the dtype:
 
-    - (terms + dimensions) u |A| |x|, with A the product of the matrices: each term may be rounded to the dtype, as
-      additions to memory are (upsample_increment_value_bounded in UpSample.cuh), and so may the weights of each
-      dimension. Copies, and sums of whole numbers up to 1 / u, are exact.
-    - max |x| times the sum over the dimensions of `error` (taps + ENDS) + `complement` u taps, times the largest sums
-      of |weights| of the other dimensions. A rounded position can cross an element: an element just beyond the taps,
-      whose exact weight is 0, then has a weight of up to `error`. There is one at each end.
+    - (terms + dimensions) u |A| |x|, where A is the product of the matrices. A kernel may round each term to the
+      dtype, for example when it adds to memory (upsample_increment_value_bounded in UpSample.cuh), and the weights of
+      each dimension. Copies are exact, and so are sums of whole numbers up to 1 / u.
+    - max |x| times the sum over the dimensions of (`error` (taps + ENDS) + `complement` u taps), each multiplied by
+      the largest sums of |weights| of the other dimensions. ENDS accounts for a rounded position that crosses an
+      element: the element just beyond the taps, whose exact weight is 0, then has a weight of up to `error`.
     """
     value, size, terms, u = x, x.abs(), 1, tolerances.unit_roundoff(dtype)
     sums, moved = [], []
