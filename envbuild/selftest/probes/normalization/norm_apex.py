@@ -1,14 +1,16 @@
 """norm.apex: apex's four norms over mixed dtypes, with and without autocast, forward and backward.
 
-They run the cases of norm.torch. The expected behaviour comes from apex's sources at 6424da3b (2026-07-08):
+The probe runs the cases of norm.torch. The expected behaviour comes from apex's sources at 6424da3b (2026-07-08):
 
-- Fused* returns the input's dtype and reads the weight as that dtype, so torch refuses any other pair with the message
-  "expected scalar type Float but found Half". Mixed* returns the weight's dtype, and accepts a float32 input with any.
-- Under autocast all four cast all of their inputs to autocast's dtype.
-- The kernels compute in float32, round x / sigma to the result's dtype and multiply (and add) in it.
-- Without a GPU, no kernel of apex runs: LayerNorm is torch's own, RMSNorm consists of single torch operations.
+- Fused* returns the input's dtype and reads the weight as that dtype. torch therefore refuses any other pair with the
+  message "expected scalar type Float but found Half". Mixed* returns the weight's dtype, and accepts a float32 input
+  with a weight of any dtype.
+- Under autocast all four norms cast all of their inputs to autocast's dtype.
+- The kernels compute x / sigma in float32 and round it to the result's dtype, in which they multiply (and add).
+- Without a GPU, no kernel of apex runs: LayerNorm is torch's own, and RMSNorm consists of single torch operations.
 
-Refusals of pairs that apex never supported are not failures. They are reported with a remedy for models that use them.
+If apex refuses a pair of dtypes that it never supported, this is not a failure. Such pairs are reported with an
+advisory for models that use them.
 """
 
 from __future__ import annotations
@@ -28,14 +30,13 @@ LAYER, RMS = ("FusedLayerNorm", "MixedFusedLayerNorm"), ("FusedRMSNorm", "MixedF
 SAME: frozenset[Pair] = frozenset((dtype, dtype) for dtype in DTYPES)
 MIXED: frozenset[Pair] = SAME | {(torch.float32, dtype) for dtype in DTYPES}
 
-# torch's message if a kernel reads a tensor as a dtype that it does not have; the advisory has the remedy.
+# torch's message if a kernel reads a tensor as a dtype that it does not have. The advisory describes the workaround.
 SCALAR_TYPE = re.compile(r"expected scalar type \w+ but found \w+")
 ADVISORY = "apex-t5-mixed-dtype"
 
 
 def norm_apex(context: Context) -> None:
-    """norm.apex: apex's fused norms in mixed dtypes, forward and backward, match float64; refused pairs are
-    reported."""
+    """norm.apex: apex's fused norms in mixed dtypes match float64, forward and backward; refused pairs are reported."""
     module = apex_loader.part("normalization", "fused_layer_norm_cuda")
     if on_kernels(context):
         found = kernels(module, norm_torch.autocast_dtype(context))
@@ -47,12 +48,12 @@ def norm_apex(context: Context) -> None:
 
 
 def on_kernels(context: Context) -> bool:
-    """Whether apex's own kernels run here."""
+    """Return whether apex's own kernels run on this device."""
     return not context.on_cpu
 
 
 def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
-    """The four norms as implemented by apex's kernels."""
+    """Return the four norms as implemented by apex's kernels."""
     return tuple(
         Norm(
             name,
@@ -68,7 +69,8 @@ def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
 
 
 def fallbacks(module: Any) -> tuple[Norm, ...]:
-    """The four norms without a GPU. torch determines their pairs of dtypes, so apex declares none."""
+    """Return the four norms as they run without a GPU. There torch determines the supported pairs of dtypes, so none is
+    declared."""
     layers = [Norm(name, _call(getattr(module, name))) for name in LAYER]
     rms = [Norm(name, _call(getattr(module, name)), centred=False, outputs=_weights, roundings=1) for name in RMS]
     return (*layers, *rms)
@@ -79,7 +81,7 @@ def _weights(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _call(kind: Any) -> Any:
-    """Calls the module's forward with the given parameters, whatever their dtypes."""
+    """Return a function that calls the module's forward with the given parameters, whatever their dtypes."""
 
     def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
         layer = kind(tuple(weight.shape), eps=EPSILON)
@@ -90,8 +92,8 @@ def _call(kind: Any) -> Any:
 
 
 def _note_mixed(context: Context) -> None:
-    """Records which pairs each norm refuses with the message that models with mixed dtypes get, and the advisory for
-    it."""
+    """Record, for each norm, the pairs refused with the message that users of mixed dtypes see, and the advisory for
+    this."""
     refused = {
         name: {pair: said for pair, said in pairs.items() if SCALAR_TYPE.fullmatch(said)}
         for name, pairs in context.traits["pairs"].items()

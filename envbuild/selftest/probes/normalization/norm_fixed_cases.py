@@ -1,8 +1,8 @@
-"""Norms, the cases for all of them, and the expected results in float64.
+"""The norms, fixed cases for all of them, and the expected results in float64.
 
-Each case has rows of four kinds: around 0; around 1, where the variance cancels if it is computed as E[x^2] - E[x]^2;
-512 times as large, where squares exceed float16's range; and 2^-6 times as large, where epsilon matters and
-1 / sigma^3, which the backward pass needs, exceeds float16's range.
+Each case has four kinds of rows. The first kind is around 0. The second is around 1, where the variance cancels if it
+is computed as E[x^2] - E[x]^2. The third is 512 times as large, so that squares exceed float16's range. The fourth is
+2^-6 times as large: there epsilon matters, and 1 / sigma^3, which the backward pass needs, exceeds float16's range.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from envbuild.selftest.harness.probe_context import short_name
 from envbuild.selftest.numerics import hashed_inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-WIDTHS = (256, 1023, 4096, 8192)  # elements of one normalisation; the second is odd
+WIDTHS = (256, 1023, 4096, 8192)  # number of elements that are normalised together; 1023 is odd
 AUTOCAST_WIDTHS = WIDTHS[1:3]
 ROWS = 8
-GROUPS, CHANNELS = 4, 8  # of a GroupNorm: the number of groups, and the channels of each group
+GROUPS, CHANNELS = 4, 8  # groups of a GroupNorm, and channels per group
 EPSILON = 1e-5
-MANY_ROWS, NARROW = 4096, 32  # half precision cannot hold sums over so many rows
+MANY_ROWS, NARROW = 4096, 32  # half precision cannot accumulate a sum over this many rows
 
 Pair = tuple[torch.dtype, torch.dtype]
 
@@ -37,14 +37,15 @@ def inputs_dtype(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]
 
 @dataclass(frozen=True)
 class Norm:
-    """One implementation: `call(x, weight, bias)`, x being (rows, n), or (rows, channels, length) where it has groups.
+    """One implementation of a norm.
 
-    `centred`: it subtracts the mean. `groups`: the number of groups of channels that are normalised separately.
-    `outputs`: the dtypes that its result may have. `declared`: the pairs of dtypes, input's and weight's, that it must
-    support. `roundings`: how often it may round intermediate results, to the input's dtype or its result's, whichever
-    is less precise. `upcasts`: it computes in float32; if it need not, rows that exceed float16's range in between are
-    tested separately and only reported. `autocast`: the dtype to which it casts all inputs under autocast, so that it
-    supports every pair there; None: it leaves autocast to torch.
+    `call(x, weight, bias)`: x has the shape (rows, n), or (rows, channels, length) with groups. `centred`: the norm
+    subtracts the mean. `groups`: the number of groups of channels that are normalised separately. `outputs`: returns
+    the dtypes that the result may have, from the dtypes of input and weight. `declared`: the pairs of dtypes (input,
+    weight) that the norm must support. `roundings`: how often it may round intermediate results; they may be rounded to
+    the less precise of the input's and the result's dtype. `upcasts`: the norm must compute in float32. If False, rows
+    whose intermediate results exceed float16's range are tested separately and only reported. `autocast`: the dtype to
+    which the norm casts all inputs under autocast, so that it supports every pair there. None leaves autocast to torch.
     """
 
     name: str
@@ -65,7 +66,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class NormCase:
-    """One call of one norm. `number`: its index among all cases, so that no two have the same values."""
+    """One call of one norm. `number`: the index among all cases; it shifts the values, so that no two cases have the
+    same."""
 
     norm: Norm
     x: torch.dtype
@@ -86,14 +88,14 @@ class NormCase:
 
     @property
     def outputs(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that the result may have; torch's autocast may compute a norm in float32."""
+        """The dtypes that the result may have. torch's autocast may compute a norm in float32."""
         if self.cast is not None:
             return (self.cast,)
         return (*self.norm.outputs(self.x, self.weight), *((torch.float32,) if self.autocast else ()))
 
     @property
     def cast(self) -> torch.dtype | None:
-        """The dtype to which the norm casts all inputs, if it does."""
+        """The dtype to which the norm casts all inputs in this case; None if it does not."""
         return self.norm.autocast if self.autocast else None
 
     @property
@@ -124,7 +126,7 @@ class NormInputs:
 
 @dataclass(frozen=True)
 class Results:
-    """The result y, and the gradients of the inputs."""
+    """The result y, and the gradients with respect to x, weight and bias."""
 
     y: torch.Tensor
     x: torch.Tensor
@@ -133,10 +135,10 @@ class Results:
 
 
 def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
-    """torch's own norms, looked up when they are called.
+    """Return torch's own norms. Their functions are looked up at each call.
 
-    On a GPU they must support input and weight of the same dtype. The CPU's norms support half types only in later
-    releases of torch.
+    On a GPU they must support input and weight of the same dtype. On a CPU, half precision is not required, because
+    only later releases of torch support it.
     """
     declared = frozenset((dtype, dtype) for dtype in DTYPES if dtype == torch.float32 or not on_cpu)
 
@@ -154,7 +156,8 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
 
     return (
         Norm("layer_norm", layer, declared=declared),
-        # torch 2.4 and 2.5 compose it of single operations in the input's dtype, which the weight's may promote.
+        # torch 2.4 and 2.5 compose rms_norm of single operations in the input's dtype. A weight of a wider dtype may
+        # promote the result.
         Norm(
             "rms_norm",
             rms,
@@ -164,13 +167,14 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
             roundings=5,
             upcasts=False,
         ),
-        # On CUDA mean and 1 / sigma are kept in the input's dtype before they are used.
+        # On CUDA, mean and 1 / sigma are rounded to the input's dtype before they are used.
         Norm("group_norm", group, groups=GROUPS, declared=declared, roundings=2),
     )
 
 
 def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
-    """For each norm and pair of dtypes, without autocast and with it: one case of each width."""
+    """Yield a list of cases for each norm and pair of dtypes, without and with autocast. Each list has one case of each
+    width."""
     number = itertools.count()
     for norm, x, weight, autocast in itertools.product(norms, DTYPES, DTYPES, (False, True)):
         extreme = norm.upcasts or x != torch.float16
@@ -179,8 +183,9 @@ def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
 
 
 def norm_inputs(case: NormCase) -> NormInputs:
-    """x in [-1, 1) and the kinds of rows, weight in [0.5, 1.5), bias and grad in [-1, 1), quantised to their dtypes.
-    All values come from counters, and are rolled by the case's number."""
+    """Return the inputs of a case, rounded to their dtypes: x in [-1, 1) with the kinds of rows applied, weight in
+    [0.5, 1.5), bias and grad in [-1, 1). All values are hashes of counters; x and grad are rolled by the case's number.
+    """
     channels, count = case.shape[1], math.prod(case.shape)
     x, grad = (_values(case.rows, count // case.rows, seed).roll(case.number, dims=-1) for seed in (51, 54))
     x[1::4] += 1
@@ -195,12 +200,12 @@ def norm_inputs(case: NormCase) -> NormInputs:
 
 @functools.cache
 def _values(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """Cached for each shape, because hashing takes longer than a norm."""
+    """Return values in [-1, 1). Cached for each shape, because hashing takes longer than a norm."""
     return hashed_inputs.signed((rows, columns), seed)
 
 
 def exact_norm(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
-    """The results in float64, and their magnitudes: the same with every term positive."""
+    """Return the results in float64, and their magnitudes. A magnitude is the same formula with every term positive."""
     shape, wide = given.x.shape, torch.float64
     split = (shape[0], norm.groups, shape[1] // norm.groups, -1)
     over, summed = (2, 3), (0, 3)
@@ -233,8 +238,8 @@ def exact_norm(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
 
 
 def long_sum(case: NormCase) -> NormInputs:
-    """Inputs for a case of MANY_ROWS: the sums of the weights' gradients only grow, as x keeps its sign in each
-    channel."""
+    """Return inputs for a case of MANY_ROWS. In the weights' gradients all terms of a sum have the same sign, because x
+    keeps its sign in each channel."""
     count, channels = case.rows * case.width, case.shape[1]
     sign = 1 - 2 * (torch.arange(channels) % 2).to(torch.float32)
     length = count // channels // case.shape[0]

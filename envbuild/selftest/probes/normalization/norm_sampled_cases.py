@@ -1,9 +1,10 @@
 """norm.cases: layer_norm, rms_norm, group_norm, batch_norm and instance_norm on sampled arguments.
 
-A batch norm is a group norm of one row in which every channel is a group. One reference in float64 serves all norms, on
-a view of (rows, groups, channels, length) that is normalised over channels and length (Norm.view). Inputs are integers,
-shifted or scaled: around 0; far from 0 compared with the deviation; so small that epsilon matters; and so large that
-squares exceed float16's range.
+A batch norm is a group norm of one row in which every channel is a group. One float64 reference serves all norms. It
+works on a view of (rows, groups, channels, length) that is normalised over channels and length (SampledNorm.view).
+
+Inputs are integers, shifted or scaled. They are around 0; or far from 0 compared with their deviation; or so small that
+epsilon matters; or so large that squares exceed float16's range.
 """
 
 from __future__ import annotations
@@ -31,19 +32,22 @@ COUNTS: Mapping[str, Mapping[str, int]] = {
     "batch_norm": {"quick": 40, "standard": 260, "full": 3500},
     "instance_norm": {"quick": 16, "standard": 90, "full": 1000},
 }
-MOST = 40_000  # elements of an input
-FEWEST = 8  # elements that are normalised together: with two, the result depends only on their order
+MOST = 40_000  # maximum number of elements of an input
+FEWEST = 8  # minimum number of elements normalised together: with two, the result depends only on their order
 
 NEAR, FAR, SMALL, LARGE = "near 0", "far from 0", "small", "large"
-CENTRE, CENTRE_NEARER = 4000.0, 64.0  # of values far from 0; the latter is exact in half types
-WHOLE, WHOLE_FAR = 8, 3  # the largest integer, and the largest added to a centre in half types
+# the centre of values far from 0; half-precision dtypes represent integers around CENTRE_NEARER exactly
+CENTRE, CENTRE_NEARER = 4000.0, 64.0
+WHOLE, WHOLE_FAR = 8, 3  # the largest integer; in half precision, the largest integer that is added to a centre
 SCALE = 512.0
 EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3, 1.0)
-FINEST = {torch.float16: 2.0**-12}  # the smallest scale: the reciprocal of the deviation stays a float16
-# As norm_torch.py: torch's CPU kernels keep mean and 1 / sigma in the input's dtype, and sum weights' gradients in it.
+# the smallest scale, with which float16 still represents the reciprocal of the deviation
+FINEST = {torch.float16: 2.0**-12}
+# As in norm_torch.py: torch's CPU kernels keep mean and 1 / sigma in the input's dtype, and sum the weights' gradients
+# in it.
 ROUNDINGS_X, ROUNDINGS_WEIGHT = 2, 2
-# As norm_fixed_cases.torch_norms: the number of roundings to the input's dtype on every device. Batch norms keep
-# statistics in it.
+# As in norm_fixed_cases.torch_norms: the number of roundings to the input's dtype, on every device. Batch norms keep
+# their statistics in this dtype.
 ROUNDINGS = {"rms_norm": 5, "group_norm": 2, "batch_norm": 2, "instance_norm": 2}
 _REFUSED = ("dtype", "scalar type", "not implemented for", "data type")
 
@@ -60,7 +64,8 @@ ROWS: Mapping[str, Sequence[Any]] = {
     "rows": ((1,), (5,), (9,), (131,), (3, 5), (2, 3, 4)),
     "width": (0, 16, 32, 64, 128, 256, 512, 1024, 4096),
     "past": (1, -1, 0, 2, 3, 5, 8, -3, -8),
-    "outer width": (1, 1, 3),  # the first of two normalised dimensions
+    # size of the first of two normalised dimensions; 1 means that only one dimension is normalised
+    "outer width": (1, 1, 3),
 }
 IMAGES: Mapping[str, Sequence[Any]] = {
     **DIMENSIONS,
@@ -85,8 +90,9 @@ class SampledNorm:
     gradient_layout: str
     shape: tuple[int, ...]
     groups: int = 1
-    normalised: int = 1  # dimensions of a layer norm or an RMS norm
-    training: bool = True  # of a batch norm; for an instance norm: whether it uses the input's own statistics
+    normalised: int = 1  # number of normalised dimensions of a layer norm or an RMS norm
+    # of a batch norm: training mode; of an instance norm: whether it uses the input's own statistics
+    training: bool = True
     tracked: bool = False
     momentum: float = 0.1
 
@@ -111,17 +117,19 @@ class SampledNorm:
 
     @property
     def parameters(self) -> torch.dtype:
-        """The dtype of weights and statistics."""
+        """The dtype of weights and running statistics."""
         return torch.float32 if "float32" in self.weights else self.dtype
 
     @property
     def backward(self) -> bool:
-        """Whether gradients are checked. Far from 0, an error of the mean may change every digit of a gradient."""
+        """Whether gradients are checked. With values far from 0 they are not, because an error of the mean may change
+        every digit of a gradient."""
         return self.values != FAR
 
     @property
     def centre(self) -> float:
-        """The offset added to the integers. cuDNN does not document how it computes the variance of a batch norm."""
+        """The offset added to the integers. Batch and instance norms have the nearer one, because cuDNN does not
+        document how it computes the variance."""
         if self.values != FAR:
             return 0.0
         return CENTRE_NEARER if self.is_half or self.kind in ("batch_norm", "instance_norm") else CENTRE
@@ -152,7 +160,7 @@ class SampledNorm:
         return f"{self.kind} of {shape}{groups}{over}, {self.weights}{how}, {epsilon}, {layouts}, values {self.values}"
 
     def view(self, x: torch.Tensor) -> torch.Tensor:
-        """x as (rows, groups, channels, length), normalised over the last two."""
+        """Return x as (rows, groups, channels, length), which is normalised over the last two dimensions."""
         if self.kind in ("layer_norm", "rms_norm"):
             return x.reshape(-1, 1, math.prod(self.affine), 1)
         if self.kind == "batch_norm":
@@ -177,17 +185,18 @@ class SampledNorm:
 
 
 def possible(point: Point, kind: str) -> bool:
-    """Whether the combination of parameter values (`point`) is not too large and has enough elements to
-    normalise, each element matters, and no statistic exceeds the range of its dtype."""
+    """Return whether the combination of parameter values (`point`) can be tested. It must not be too large and must
+    have enough elements to normalise. Each element must affect the result, and no statistic may exceed the range of its
+    dtype."""
     norm = SampledNorm.at(kind, point)
     if math.prod(norm.shape) > MOST or norm.together < FEWEST:
         return False
     if norm.values == FAR and norm.is_half:
         return kind == "layer_norm" or (kind == "rms_norm" and norm.dtype == torch.float16)
-    # torch's CPU kernel for channels last computes the variance as a difference of squares.
+    # For channels last, torch's CPU kernel computes the variance as a difference of squares.
     if norm.values == FAR and kind == "group_norm" and norm.layout == "channels last":
         return False
-    # torch's instance_norm on the CPU reads such a gradient of one sample in the wrong order of memory.
+    # torch's instance_norm on the CPU misreads the memory layout of a channels-last gradient with one sample.
     if kind == "instance_norm" and norm.shape[0] == 1 and norm.gradient_layout == "channels last":
         return False
     if kind in ("batch_norm", "instance_norm") and norm.values in (SMALL, LARGE):
@@ -255,8 +264,8 @@ def _values(norm: SampledNorm, name: str, seed: int) -> torch.Tensor:
 
 
 def _run(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[str, torch.Tensor]:
-    """The result, its gradients and the running statistics, after a call with a different epsilon and different
-    values."""
+    """Return the result, its gradients and the running statistics. A call with a different epsilon and different values
+    comes first, so that state kept from an earlier call is detected."""
     tensors = dict(zip(names, given))
     leaves: dict[str, torch.Tensor] = {n: tensors[n].detach().clone() for n in ("weight", "bias") if n in tensors}
     leaves["x"] = with_nan_gaps(norm.centre + norm.scale * tensors["x"], norm.layout).detach()
@@ -301,7 +310,8 @@ def _call(
 
 
 def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[str, Exact]:
-    """The results and their magnitudes (the same with every term positive), as in norm_fixed_cases.exact_norm."""
+    """Return the exact results with their tolerances. The magnitudes (the same formula with every term positive) are
+    those of norm_fixed_cases.exact_norm."""
     tensors = dict(zip(names, given))
     x = norm.view(norm.centre + norm.scale * tensors["x"])
     epsilon = torch.finfo(norm.dtype).eps if norm.epsilon is None else norm.epsilon
@@ -314,8 +324,8 @@ def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dic
         return values.mean((2, 3), keepdim=True)
 
     weight, bias = of_channels("weight", 1.0), of_channels("bias", 0.0)
-    centred = float(norm.kind != "rms_norm" and norm.training)  # whether the input's own mean is subtracted
-    own = float(norm.training)  # whether the deviation is the input's own
+    centred = float(norm.kind != "rms_norm" and norm.training)  # 1 if the input's own mean is subtracted, else 0
+    own = float(norm.training)  # 1 if the deviation is the input's own, else 0
     centre = centred * mean(x) if norm.training else of_channels("mean", 0.0)
     distance = x.abs()
     absolute = centred * mean(distance) if norm.training else centre.abs()
@@ -355,9 +365,9 @@ def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dic
 
 
 def _of_rounded_epsilon(epsilon: float, variance: float, dtype: torch.dtype) -> float:
-    """The error of a result and its gradients, in roundings to `dtype`, if epsilon is rounded to it, as torch's CUDA
-    kernel of group_norm does. The reciprocal of the deviation changes by half as much as variance + epsilon, and enters
-    a gradient three times."""
+    """Return the error of a result and its gradients if epsilon is rounded to `dtype`, in units of a rounding to
+    `dtype`. torch's CUDA kernel of group_norm rounds epsilon this way. The relative change of 1 / sigma is half of that
+    of variance + epsilon, and 1 / sigma enters a gradient three times."""
     rounded = float(torch.tensor(epsilon, dtype=dtype))
     change = abs(rounded - epsilon) / (2 * (variance + min(epsilon, rounded)))
     return 3 * change / tolerances.unit_roundoff(dtype)
@@ -378,8 +388,9 @@ def _bound(
 
 
 def _statistics(norm: SampledNorm, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> dict[str, Exact]:
-    """The running statistics; for an instance norm their mean over the rows. An error of the mean changes each
-    x - mean, and thereby the variance. In half types, statistics are rounded before and after they are added."""
+    """Return the running statistics with their tolerances; an instance norm averages them over the rows. An error of
+    the mean changes each x - mean, and thereby the variance. In half precision, the new statistics are rounded before
+    and after they are added."""
     n = x.shape[2] * x.shape[3]
     centre, size = x.mean((2, 3), keepdim=True), x.abs().mean((2, 3), keepdim=True)
     shifted = x - centre

@@ -1,7 +1,7 @@
 """norm.torch: LayerNorm, RMSNorm and GroupNorm over mixed dtypes, with and without autocast, forward and backward.
 
-All implementations run the same cases, so that others can be compared with torch's: models may call a replacement. If
-an implementation refuses a pair of dtypes, its message is reported; that is a failure only if the implementation
+All implementations run the same cases, so that replacements such as apex's norms can be compared with torch's own. If
+an implementation refuses a pair of dtypes, its message is reported. This is a failure only if the implementation
 declares the pair.
 """
 
@@ -32,8 +32,8 @@ from envbuild.selftest.probes.normalization.norm_fixed_cases import (
     torch_norms,
 )
 
-# torch's CPU kernels keep mean and 1 / sigma in the input's dtype for the backward pass, and sum the gradients of
-# weights in it, row by row (tested with 2.0, 2.4 and 2.13).
+# torch's CPU kernels keep mean and 1 / sigma in the input's dtype for the backward pass. They sum the gradients of
+# weights in the input's dtype too, row by row (tested with 2.0, 2.4 and 2.13).
 ROUNDINGS_X, ROUNDINGS_WEIGHT = 2, ROWS + 2
 TITLES = {"y": "y", "x": "grad input", "weight": "grad weight", "bias": "grad bias"}
 
@@ -46,7 +46,7 @@ def norm_torch(context: Context) -> None:
 
 
 def check_norms(context: Context, norms: Sequence[Norm]) -> None:
-    """Runs all cases of these norms. Raises Skip if none supports any pair of dtypes, and none was required to."""
+    """Run all cases of these norms. Raises Skip if no norm supports any pair of dtypes, and none was required to."""
     pairs: dict[str, dict[str, str]] = {norm.name: {} for norm in norms}
     context.traits.update(pairs=pairs, needs_upcast=[], accumulates_in_half=[])
     for first, *others in norm_case_groups(norms):
@@ -90,7 +90,7 @@ def _check(context: Context, case: NormCase) -> None:
 
 
 def _call(context: Context, case: NormCase, given: NormInputs) -> Results:
-    """The norm's results on the host."""
+    """Return the norm's results on the host."""
     leaves = [values.to(context.device).detach().requires_grad_() for values in (given.x, given.weight, given.bias)]
     with _autocast(context) if case.autocast else contextlib.nullcontext():
         y = case.norm.call(*leaves)
@@ -104,12 +104,13 @@ def _autocast(context: Context) -> contextlib.AbstractContextManager[object]:
 
 
 def autocast_dtype(context: Context) -> torch.dtype:
-    """The dtype that autocast casts to here."""
+    """Return the dtype that autocast casts to on this device."""
     return torch.bfloat16 if context.on_cpu else torch.float16
 
 
 def _compare(case: NormCase, got: Results, given: NormInputs) -> dict[str, Worst]:
-    """The worst element of the result, and of each gradient that this norm has, by the fields of Results."""
+    """Return the worst element of the result and of each gradient that this norm has. The keys are the fields of
+    Results."""
     seen = given.to(case.cast) if case.cast else given
     results, magnitudes = exact_norm(case.norm, dataclasses.replace(seen, grad=given.grad.to(got.y.dtype)))
     roundings = case.norm.roundings
@@ -131,7 +132,7 @@ def _compare(case: NormCase, got: Results, given: NormInputs) -> dict[str, Worst
 
 
 def _note_upcast(context: Context, case: NormCase, given: NormInputs) -> None:
-    """Records that upcasting fixes a wrong case, if the same values in float32 give the right result."""
+    """If a wrong case gives the right result with the same values in float32, record that upcasting fixes it."""
     upcast = dataclasses.replace(case, x=torch.float32, weight=torch.float32, autocast=False)
     known = context.traits["needs_upcast"]
     if case.label in known or case.label == upcast.label:
@@ -142,7 +143,8 @@ def _note_upcast(context: Context, case: NormCase, given: NormInputs) -> None:
 
 
 def _note_extreme(context: Context, first: NormCase) -> None:
-    """Records where a norm that need not upcast is wrong for values that exceed float16's range in between."""
+    """Record that a norm is wrong for values whose intermediate results exceed float16's range. Only for norms that
+    need not compute in float32."""
     if first.extreme:
         return
     case = dataclasses.replace(first, extreme=True)
@@ -153,7 +155,7 @@ def _note_extreme(context: Context, first: NormCase) -> None:
 
 
 def _note_long_sum(context: Context, first: NormCase) -> None:
-    """Records where the weights' gradients over many rows are summed in half precision."""
+    """Record which gradients of weights are summed over many rows in half precision."""
     if first.autocast or first.x == first.weight == torch.float32:
         return
     case = dataclasses.replace(first, rows=MANY_ROWS, width=NARROW)
@@ -163,7 +165,7 @@ def _note_long_sum(context: Context, first: NormCase) -> None:
     results, magnitudes = exact_norm(case.norm, dataclasses.replace(given, grad=given.grad.to(got.y.dtype)))
     for name in ("weight", "bias") if case.norm.centred else ("weight",):
         wanted = getattr(results, name)
-        # One rounding to either dtype is not an accumulation.
+        # A single rounding to either dtype does not count as accumulation in half precision.
         single = tolerances.rounding(wanted, case.x) + tolerances.rounding(wanted, case.weight)
         limit = single + tolerances.gamma(MANY_ROWS, tolerances.ACCUMULATOR) * getattr(magnitudes, name)
         if compare(getattr(got, name), wanted, limit).wrong:
