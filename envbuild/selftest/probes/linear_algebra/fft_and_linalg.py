@@ -1,7 +1,7 @@
 """fft and linalg: Fourier transforms, and factorizations and solutions of matrices (cuFFT and cuSOLVER on a GPU).
 
-Transforms are compared with sums over sines and cosines in float64. Factorizations have more than one right result:
-their factors are multiplied in float64 on the host, and the product is compared with the matrix.
+Transforms are compared with sums over sines and cosines in float64. A matrix has more than one correct factorization.
+The factors are therefore multiplied in float64 on the host, and their product is compared with the matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ DTYPES = (torch.float32, torch.float64)
 ROWS = 3  # transforms per call
 LENGTHS = (256, 243, 360, 251)  # powers of 2 and 3, several factors, and a prime
 PLANE = (24, 45)
-SIZES = ((1, 129), (4, 33))  # matrices per call, and their size: libraries have different functions for several
+# (matrices per call, their size): libraries have different functions for one matrix and for several
+SIZES = ((1, 129), (4, 33))
 SPECTRUM = 64  # size of the matrix whose eigenvalues are known
 
 
@@ -53,7 +54,7 @@ def linalg(context: Context) -> None:
 
 
 def transforms() -> Iterator[Case]:
-    """Every case of fft. Complex numbers are given as pairs of real ones."""
+    """Yield every fixed case of fft. Complex numbers are given as pairs of real ones."""
     for dtype, n in itertools.product(DTYPES, LENGTHS):
         x = hashed_inputs.signed((ROWS, n, 2), 601).to(dtype)
         yield Case(f"fft and ifft {ROWS}x{n}", dtype, (x,), _complex, functools.partial(_complex_sums, dtype=dtype))
@@ -114,8 +115,8 @@ def _real_plane(x: torch.Tensor, norm: str) -> Results:
 
 
 def _real_plane_sums(x: torch.Tensor, norm: str, dtype: torch.dtype) -> Expected:
-    """The expected results of `_real_plane`. `norm`: whether the transform is divided by its number of elements, by the
-    root of that, or not at all."""
+    """Return the expected results of `_real_plane`. `norm`: the transform is divided by nothing ("backward"), by the
+    root of its number of elements ("ortho"), or by this number ("forward")."""
     count = math.prod(x.shape)
     scale = {"backward": 1.0, "ortho": count**-0.5, "forward": 1.0 / count}[norm]
     found = _plane_sums(torch.stack((x, torch.zeros_like(x)), dim=-1), dtype)["output"]
@@ -125,7 +126,8 @@ def _real_plane_sums(x: torch.Tensor, norm: str, dtype: torch.dtype) -> Expected
 
 
 def _transform(real: torch.Tensor, imaginary: torch.Tensor, sign: int) -> torch.Tensor:
-    """sum over k of x_k exp(sign 2 pi i j k / n) for each row, as pairs: two inputs of (rows, n) to (rows, n, 2)."""
+    """Return sum over k of x_k exp(sign 2 pi i j k / n) for each row. The inputs are (rows, n); the result is (rows, n,
+    2), with real and imaginary parts."""
     n = real.shape[1]
     numbers = torch.arange(n)
     angles = (numbers[:, None] * numbers % n).to(torch.float64) * (2 * math.pi / n)
@@ -138,19 +140,20 @@ def _transform(real: torch.Tensor, imaginary: torch.Tensor, sign: int) -> torch.
 
 
 def _transformed(value: torch.Tensor, n: int, dtype: torch.dtype) -> Exact:
-    """(rows, n, 2) with the tolerance of each row."""
+    """Return a result of (rows, n, 2) with a tolerance for each row."""
     return Exact(value, tolerances.fourier(n, dtype) * value.square().sum(dim=2).mean(dim=1).sqrt()[:, None, None])
 
 
 def factorizations() -> Iterator[Case]:
-    """Every case of linalg."""
+    """Yield every fixed case of linalg."""
     for dtype, (count, n) in itertools.product(DTYPES, SIZES):
         shape = f"{count}x{n}x{n}"
         a = hashed_inputs.signed((count, n, n), 611)
-        # Diagonally dominant, so that the matrix is far from singular, and positive definite if symmetric.
+        # Diagonally dominant, so that the matrix is far from singular. The symmetric matrices made from it are positive
+        # definite.
         heavy = a + n * torch.eye(n)
         rows, columns = torch.tril_indices(n, n)
-        # Values of similar size, so that every column of the matrix matters.
+        # All values have a similar size, so that every column of the matrix matters.
         b = hashed_inputs.signs(count * n * 3, 612).reshape(count, n, 3) * (
             1 + hashed_inputs.uniform((count, n, 3), 613)
         )
@@ -160,7 +163,7 @@ def factorizations() -> Iterator[Case]:
         yield _case(f"eigh {shape}", dtype, (a[:, rows, columns],), _eigh, _eigh_again)
         for upper, unit in itertools.product((False, True), (False, True)):
             below = torch.tril_indices(n, n, -1 if unit else 0)
-            # With a unit diagonal the other elements are small, so that solutions do not grow.
+            # With a unit diagonal, the other elements are small, so that the solutions do not grow.
             given = (a / n if unit else heavy)[:, below[0], below[1]]
             kind = f"{'upper' if upper else 'lower'}{', unit diagonal' if unit else ''}"
             run = functools.partial(_triangular, upper=upper, unit=unit)
@@ -182,7 +185,7 @@ def _case(
 
 
 def _times(*factors: torch.Tensor) -> torch.Tensor:
-    """Products of several matrices, in float64 on the host."""
+    """Multiply several matrices in float64 on the host."""
     left, *rest = (factor.cpu().to(torch.float64) for factor in factors)
     for right in rest:
         left = torch.stack([product(*pair) for pair in zip(left, right)])
@@ -210,7 +213,7 @@ def _orthonormal(a: torch.Tensor, dtype: torch.dtype) -> Exact:
 
 
 def _symmetric(below: torch.Tensor) -> torch.Tensor:
-    """Symmetric matrices (count, n, n) from the elements on and below their diagonals, row by row."""
+    """Return symmetric matrices (count, n, n), given the elements on and below their diagonals, row by row."""
     n = math.isqrt(2 * below.shape[1])
     rows, columns = torch.tril_indices(n, n, device=below.device)
     whole = below.new_zeros(len(below), n, n)
@@ -225,8 +228,9 @@ def _cholesky(below: torch.Tensor) -> Results:
 
 
 def _cholesky_again(below: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """|A - L L^T| is at most gamma_(n + 1) |L||L^T| (Higham, 2nd ed., theorem 10.3), and (|L||L^T|)_ij no more than
-    sqrt(a_ii a_jj) (Cauchy and Schwarz) over 1 - gamma_(n + 1), which is left out because it is nearly 1."""
+    """Return the expected results. |A - L L^T| is at most gamma_(n + 1) |L||L^T| (Higham, 2nd ed., theorem 10.3). By
+    the Cauchy-Schwarz inequality, (|L||L^T|)_ij is at most sqrt(a_ii a_jj) / (1 - gamma_(n + 1)); the divisor is left
+    out because it is nearly 1."""
     a = _symmetric(below)
     roots = a.diagonal(dim1=1, dim2=2).sqrt()
     limit = tolerances.gamma(a.shape[-1] + 1, tolerances.unit_roundoff(dtype)) * roots[:, :, None] * roots[:, None, :]
@@ -238,9 +242,9 @@ def _solve(a: torch.Tensor, b: torch.Tensor) -> Results:
 
 
 def _solve_again(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """x by elimination. The diagonal is dominant, so |L||U| is at most twice |A|. The residual
-    b - A x changes x by at most the norm of the inverse times the residual; that norm is at most 1 over the smallest
-    excess of the diagonal over the rest of its row."""
+    """Solve by elimination. The diagonal is dominant, so |L||U| is at most twice |A|. The residual b - A x changes x by
+    at most the norm of the inverse times the residual. The norm of the inverse is at most the reciprocal of the
+    smallest excess of a diagonal element over the sum of the rest of its row."""
     x = float64_matrix_references.solve(a, b)
     rows, diagonal = a.abs().sum(dim=2), a.diagonal(dim1=1, dim2=2).abs()
     left = 2 * tolerances.elimination(a.shape[-1], dtype) * rows.amax(dim=1) / (2 * diagonal - rows).amin(dim=1)
@@ -248,7 +252,8 @@ def _solve_again(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Expect
 
 
 def _triangle(below: torch.Tensor, n: int, upper: bool, unit: bool, diagonal: float) -> torch.Tensor:
-    """Triangular matrices from the elements on and below their diagonals (only below, for a unit one), row by row."""
+    """Return triangular matrices, given the elements on and below their diagonals, row by row; for a unit diagonal,
+    only those below."""
     rows, columns = torch.tril_indices(n, n, -1 if unit else 0, device=below.device)
     whole = torch.eye(n, dtype=below.dtype, device=below.device) * diagonal
     whole = whole.repeat(len(below), 1, 1)
@@ -257,7 +262,8 @@ def _triangle(below: torch.Tensor, n: int, upper: bool, unit: bool, diagonal: fl
 
 
 def _triangular(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool) -> Results:
-    """The stored elements of a unit diagonal must not be read. The matrices are also used in the other memory order."""
+    """Solve with triangular matrices in both memory orders. With a unit diagonal, the stored diagonal contains 7,
+    because it must not be read."""
     a = _triangle(below, b.shape[1], upper, unit, 7.0)
     solve = functools.partial(torch.linalg.solve_triangular, upper=upper, unitriangular=unit)
     from_right = solve(a.mT.contiguous().mT, b.mT.contiguous(), left=False)
@@ -265,7 +271,7 @@ def _triangular(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool) -
 
 
 def _triangular_again(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool, dtype: torch.dtype) -> Expected:
-    """The tolerance is that of elimination, whose second half is the triangular solution."""
+    """Return the expected results. The tolerance is that of elimination, whose second half is a triangular solution."""
     a = _triangle(below, b.shape[1], upper, unit, 1.0)
     left = _solve_again(a, b, dtype)["x"]
     return {"x": left, "x of columns": left, "x from the right": _solve_again(a.mT, b, dtype)["x"]}
@@ -283,13 +289,13 @@ def _eigh_again(below: torch.Tensor, dtype: torch.dtype) -> Expected:
 
 
 def eigenvalues() -> torch.Tensor:
-    """Integers from -32 to 31, (64)."""
+    """Return the integers from -32 to 31."""
     return torch.arange(SPECTRUM, dtype=torch.float32) - SPECTRUM // 2
 
 
 def _reflected(values: torch.Tensor) -> Results:
-    """Eigenvalues of H diag(values) H with the reflection H = 1 - 2 v v^T / n, v of +-1: float32 represents it
-    exactly."""
+    """Return the eigenvalues of H diag(values) H with the reflection H = 1 - 2 v v^T / n, where v consists of +-1.
+    float32 represents this matrix exactly."""
     v = hashed_inputs.signs(SPECTRUM, 613).to(values.device, values.dtype)
     reflection = torch.eye(SPECTRUM, device=v.device, dtype=v.dtype) - v[:, None] * v * (2 / SPECTRUM)
     a = ((reflection * values)[:, :, None] * reflection[None]).sum(dim=1)
@@ -297,6 +303,6 @@ def _reflected(values: torch.Tensor) -> Results:
 
 
 def _eigenvalues_again(values: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """Eigenvalues change by at most the 2-norm of the matrix's change (Weyl)."""
+    """Return the expected eigenvalues. Eigenvalues change by at most the 2-norm of the change of the matrix (Weyl)."""
     exact = Exact(values.sort()[0], tolerances.orthogonal(SPECTRUM, dtype) * values.norm())
     return {"values": exact, "by eigh": exact}

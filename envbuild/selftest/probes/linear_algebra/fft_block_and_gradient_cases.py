@@ -1,7 +1,7 @@
 """Fourier transforms over chosen dimensions of a block, of long signals and of frames, and their gradients.
 
-Compared with products with matrices of sines and cosines in float64; long signals of composite length with the same
-products of their two factors (Cooley and Tukey, 1965).
+The expected results are products with matrices of sines and cosines in float64. For a long signal of composite length,
+two such products replace one, with matrices of the sizes of two factors of the length (Cooley and Tukey, 1965).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NORMS = ("backward", "ortho", "forward")
 KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 OF_REAL = ("rfft", "ihfft")
 FROM_HALF = ("irfft", "hfft")
-BACK = ("ifft", "irfft", "ihfft")  # scaled by the norm "backward"
-POSITIVE = ("ifft", "irfft", "ihfft")  # sign of the exponent
+BACK = ("ifft", "irfft", "ihfft")  # transforms that the norm "backward" divides by the number of elements
+POSITIVE = ("ifft", "irfft", "ihfft")  # transforms with a positive sign in the exponent
 OVER: dict[str, Dims] = {
     "first": (0,),
     "middle": (1,),
@@ -43,18 +43,18 @@ OVER: dict[str, Dims] = {
     "all in turns": (1, 2, 0),
 }
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 34, 64, 67, 128, 130)
-MOST = 5000  # elements of a block
+MOST = 5000  # maximum number of elements of a block
 LONG = (1009, 1021, 1024, 1031, 1500, 2017, 2039, 2048, 2049, 2187, 3125, 4096, 4098, 8192, 16384)
-PADS = (-2, -1, 0, 0, 1, 3)  # relative to the length of the signal in each dimension
+PADS = (-2, -1, 0, 0, 1, 3)  # added to the length of the signal in each dimension
 
 
 def _numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Between 1/2 and 1 in magnitude, so that each element matters."""
+    """Return numbers between 1/2 and 1 in magnitude, so that each element matters."""
     return hashed_inputs.signs(math.prod(shape), seed).reshape(shape) * (1 + hashed_inputs.uniform(shape, seed + 7)) / 2
 
 
 def _joined(x: torch.Tensor) -> torch.Tensor:
-    """A real or complex tensor from its parts."""
+    """Return a real or complex tensor, given its real and imaginary parts."""
     return x[0] if len(x) == 1 else torch.complex(x[0], x[1])
 
 
@@ -63,8 +63,8 @@ def _sizes(point: Point) -> tuple[int, int, int]:
 
 
 def _lengths(point: Point) -> tuple[int, ...]:
-    """The lengths of the transform, in the order of its dimensions. For half of a spectrum the last one is that of the
-    whole signal."""
+    """Return the lengths of the transform, in the order of its dimensions. If the input is half of a spectrum, the last
+    length is that of the whole signal."""
     sizes, dims = _sizes(point), OVER[point["over"]]
     lengths = [sizes[dim] for dim in dims]
     if point["kind"] in FROM_HALF:
@@ -73,7 +73,7 @@ def _lengths(point: Point) -> tuple[int, ...]:
 
 
 def block(point: Point, seed: int) -> Case:
-    """A block of three dimensions, and perhaps a gradient of the transform of it."""
+    """Build a case with a block of three dimensions, and for some points a gradient of its transform."""
     kind, dtype, sizes = point["kind"], point["dtype"], _sizes(point)
     x = _numbers((1 if kind in OF_REAL else 2, *sizes), seed)
     lengths = _lengths(point)
@@ -120,7 +120,7 @@ def _transform(x: torch.Tensor, gradient: torch.Tensor | None = None, *, point: 
 
 @functools.lru_cache(maxsize=64)
 def _waves(n: int, sign: int) -> torch.Tensor:
-    """exp(sign 2 pi i j k / n), (n, n)."""
+    """Return the matrix exp(sign 2 pi i j k / n), (n, n)."""
     numbers = torch.arange(n)
     angles = numbers.to(torch.float64) * (2 * math.pi / n)
     turn = torch.complex(torch.cos(angles), sign * torch.sin(angles))
@@ -128,7 +128,7 @@ def _waves(n: int, sign: int) -> torch.Tensor:
 
 
 def _fit(z: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-    """Cut off the end of a dimension, or fill it with zeros."""
+    """Cut off the end of a dimension, or append zeros, to reach `length`."""
     kept = z.narrow(dim, 0, min(length, z.shape[dim]))
     shape = list(z.shape)
     shape[dim] = max(0, length - z.shape[dim])
@@ -136,13 +136,13 @@ def _fit(z: torch.Tensor, dim: int, length: int) -> torch.Tensor:
 
 
 def _along(z: torch.Tensor, dim: int, sign: int) -> torch.Tensor:
-    """The sums over one dimension."""
+    """Return the Fourier sums over one dimension."""
     return (z.movedim(dim, -1) @ _waves(z.shape[dim], sign)).movedim(-1, dim)
 
 
 def _whole(z: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-    """The whole spectrum of a real signal from its first half, along one dimension. The imaginary part of the first
-    element counts as 0, and that of the middle one."""
+    """Return the whole spectrum of a real signal along one dimension, given its first half. The imaginary part of the
+    first element counts as 0; so does that of the middle element, if there is one."""
     half = _fit(z, dim, length // 2 + 1).movedim(dim, -1).clone()
     half[..., 0] = half[..., 0].real.to(half.dtype)
     if length % 2 == 0:
@@ -152,7 +152,8 @@ def _whole(z: torch.Tensor, dim: int, length: int) -> torch.Tensor:
 
 
 def _sums(z: torch.Tensor, point: Point) -> torch.Tensor:
-    """The transform without its scale. Half of a spectrum is completed after all other dimensions are transformed."""
+    """Return the transform without its scale factor. Half of a spectrum is completed after all other dimensions are
+    transformed."""
     kind, dims, lengths = point["kind"], OVER[point["over"]], _lengths(point)
     sign = 1 if kind in POSITIVE else -1
     for dim, length in zip(dims[:-1], lengths):
@@ -165,8 +166,8 @@ def _sums(z: torch.Tensor, point: Point) -> torch.Tensor:
 
 
 def _transform_exactly(x: torch.Tensor, gradient: torch.Tensor | None = None, *, point: Point) -> Expected:
-    """The gradient is the product with the conjugate transposed of the transform, as a linear map of pairs of
-    numbers."""
+    """Return the expected output and gradient. The transform is a linear map of pairs of numbers; the gradient is the
+    product with its conjugate transpose."""
     kind, dims, lengths = point["kind"], OVER[point["over"]], _lengths(point)
     count = math.prod(lengths)
     power = {"backward": float(kind in BACK), "ortho": 0.5, "forward": float(kind not in BACK)}[point["norm"]]
@@ -183,7 +184,7 @@ def _transform_exactly(x: torch.Tensor, gradient: torch.Tensor | None = None, *,
 
 
 def _adjoint(g: torch.Tensor, point: Point, sizes: tuple[int, ...]) -> torch.Tensor:
-    """The steps of `_sums` in the reverse order, each with the opposite sign."""
+    """Apply the adjoints of the steps of `_sums` in reverse order, with the opposite sign in the exponent."""
     kind, dims, lengths = point["kind"], OVER[point["over"]], _lengths(point)
     sign = -1 if kind in POSITIVE else 1
     dim, length = dims[-1], lengths[-1]
@@ -208,9 +209,10 @@ def _adjoint(g: torch.Tensor, point: Point, sizes: tuple[int, ...]) -> torch.Ten
 def _limited(
     value: torch.Tensor, given: torch.Tensor, dims: Dims, lengths: tuple[int, ...], scale: float, dtype: torch.dtype
 ) -> Exact:
-    """Relative to the root mean square of the whole transform, which is the norm of what is `given` (Parseval), and at
-    most twice this where `given` is half of a spectrum, or a gradient that the other half doubles. The error of several
-    dimensions is that of one transform with as many elements."""
+    """Return a result with its tolerance, relative to the root mean square of the whole transform. By Parseval's
+    theorem, this is the norm of `given`. It is at most twice that norm if `given` is half of a spectrum, or a gradient
+    whose elements count twice because of the other half. The error of several dimensions is that of one transform with
+    as many elements."""
     root = torch.linalg.vector_norm(given, dim=dims, keepdim=True) * scale
     limit = 2 * 2 * tolerances.fourier(max(2, math.prod(lengths)), dtype) * (root + 2.0**-20 * scale)
     return Exact(real_pairs(value), limit[..., None] if value.is_complex() else limit)
@@ -226,7 +228,7 @@ def _is_possible(point: Point) -> bool:
 
 
 def long_signal(point: Point, seed: int) -> Case:
-    """A few long signals."""
+    """Build a case with a few long signals."""
     kind, rows, n, dtype = point["kind"], point["rows"], point["length"], point["dtype"]
     size = n // 2 + 1 if kind in FROM_HALF else n
     x = _numbers((1 if kind in OF_REAL else 2, rows, size), seed).to(dtype)
@@ -253,23 +255,24 @@ def _long_exactly(x: torch.Tensor, point: Point) -> Expected:
 
 
 def _long_sums(z: torch.Tensor, sign: int) -> torch.Tensor:
-    """n = p q: sums over n2 = 0..q - 1 for j = p n2 + n1, turned by exp(sign 2 pi i n1 k2 / n), then over n1."""
+    """Return the Fourier sums for n = p q in two steps, with j = p n2 + n1: first sums over n2 = 0..q - 1, multiplied
+    by exp(sign 2 pi i n1 k2 / n), then sums over n1."""
     rows, n = z.shape
     p = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
     q = n // p
     if p == 1:
-        return z @ _waves.__wrapped__(n, sign)  # too large to keep
+        return z @ _waves.__wrapped__(n, sign)  # bypasses the cache, because the matrix is too large to keep
     inner = _along(z.reshape(rows, q, p).transpose(1, 2), 2, sign)  # (rows, n1, k2)
     angles = (torch.arange(p)[:, None] * torch.arange(q)).to(torch.float64) * (sign * 2 * math.pi / n)
     turned = inner * torch.polar(torch.ones_like(angles), angles).to(z.dtype)
     return _along(turned, 1, sign).reshape(rows, n)  # k = q k1 + k2
 
 
-FRAMES = ((16, 4), (16, 7), (15, 5), (32, 16), (64, 16), (100, 25))  # lengths of a frame, and steps between frames
+FRAMES = ((16, 4), (16, 7), (15, 5), (32, 16), (64, 16), (100, 25))  # (length of a frame, step between frames)
 
 
 def frames(point: Point, seed: int) -> Case:
-    """Transforms of overlapping frames of signals (torch.stft)."""
+    """Build a case of torch.stft: transforms of overlapping frames of signals."""
     (n_fft, hop), dtype = point["frame"], point["dtype"]
     length = n_fft * point["frames"] + point["past"]
     x = _numbers((point["signals"], length), seed)
@@ -290,7 +293,7 @@ def _frames(x: torch.Tensor, window: torch.Tensor, point: Point) -> Results:
 
 
 def _frames_exactly(x: torch.Tensor, window: torch.Tensor, point: Point) -> Expected:
-    """With `center` the signal is mirrored at both ends."""
+    """Return the expected transforms. With `center`, the signal is mirrored at both ends."""
     (n_fft, hop), dtype = point["frame"], point["dtype"]
     padded = x
     if point["center"]:
@@ -306,7 +309,7 @@ def _frames_exactly(x: torch.Tensor, window: torch.Tensor, point: Point) -> Expe
 
 
 def shifts(point: Point, seed: int) -> Case:
-    """Exchanged halves of a block, and the list of frequencies."""
+    """Build a case that exchanges the halves of a block, and computes the list of frequencies."""
     x = hashed_inputs.whole(_sizes(point), seed, 100).to(point["dtype"])
     size = "x".join(map(str, _sizes(point)))
     name = f"halves exchanged of {size} over {point['over']}, {point['layout']}"

@@ -1,6 +1,6 @@
 """Fourier transforms of sampled sizes, layouts and arguments.
 
-They are compared with products with matrices of sines and cosines in float64.
+The expected results are products with matrices of sines and cosines in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Expected = Mapping[str, Exact]
 DTYPES = (torch.float32, torch.float32, torch.float64)
 LENGTHS = (2, 3, 5, 7, 8, 9, 15, 16, 17, 21, 30, 34, 49, 53, 64, 97, 100, 127, 128, 129, 243, 255, 256, 257, 360, 509)
 LAYOUTS = ("contiguous", "transposed", "rows apart", "shifted", "elements apart")
-PADS = (-3, -1, 0, 1, 4)  # relative to the length of the signal; others are cut off or filled with zeros
+PADS = (-3, -1, 0, 1, 4)  # added to the length of the signal: its end is then cut off, or zeros are appended
 NORMS = ("backward", "ortho", "forward")
 TRANSFORMS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fft2", "ifft2", "rfft2", "irfft2")
 
@@ -34,13 +34,14 @@ FROM_HALF = ("irfft", "hfft", "irfft2")
 
 
 def _size(point: Point) -> int:
-    """The length of the transform. For an input that is half of a spectrum, it is the length of the whole signal."""
+    """Return the length of the transform. If the input is half of a spectrum, this is the length of the whole
+    signal."""
     n = 2 * (point["length"] - 1) if point["kind"] in FROM_HALF else point["length"]
     return int(n + point["pad"])
 
 
 def transform(point: Point, seed: int) -> Case:
-    """Rows, or columns, of numbers; a plane for transforms of two dimensions."""
+    """Build a case that transforms rows or columns of numbers, or a plane for two-dimensional transforms."""
     kind, rows, n, dtype = point["kind"], point["rows"], point["length"], point["dtype"]
     is_complex = kind not in ("rfft", "ihfft", "rfft2")
     x = hashed_inputs.signed((2 if is_complex else 1, rows, n), seed)
@@ -54,7 +55,8 @@ def _transform(x: torch.Tensor, point: Point) -> Results:
     kind, over = point["kind"], point["over"]
     parts = [with_large_gaps(part.t() if over == "columns" else part, point["layout"]) for part in x]
     z = parts[0] if len(parts) == 1 else torch.complex(*parts)
-    if len(parts) == 2 and point["layout"] == "elements apart":  # torch.complex gives a dense tensor
+    # torch.complex returns a dense tensor, so the gaps are made here
+    if len(parts) == 2 and point["layout"] == "elements apart":
         z = torch.stack((z, z.flip(0)), -1)[..., 0]
     size = _size(point)
     if kind.endswith("2"):
@@ -67,7 +69,8 @@ def _transform(x: torch.Tensor, point: Point) -> Results:
 
 
 def _transform_exactly(x: torch.Tensor, point: Point) -> Expected:
-    """Sums over a period of `size`; half of a spectrum is completed to the whole one before it is transformed back."""
+    """Return the expected results: sums over a period of `size`. Half of a spectrum is completed to the whole one
+    before the inverse transform."""
     kind, rows, size = point["kind"], point["rows"], _size(point)
     re, im = x[0], x[1] if len(x) == 2 else torch.zeros_like(x[0])
     from_half = kind in FROM_HALF
@@ -75,7 +78,7 @@ def _transform_exactly(x: torch.Tensor, point: Point) -> Expected:
     count = size * (rows if kind.endswith("2") else 1)
     power = {"backward": 1.0 if back else 0.0, "ortho": 0.5, "forward": 0.0 if back else 1.0}[point["norm"]]
     sign = 1 if back else -1
-    if kind.endswith("2"):  # over the other dimension first
+    if kind.endswith("2"):  # transform the other dimension first
         re, im = (part.t() for part in _sums(re.t(), im.t(), sign))
     if from_half:
         re, im = _fit(re, size // 2 + 1), _fit(im, size // 2 + 1)
@@ -94,7 +97,8 @@ def _transform_exactly(x: torch.Tensor, point: Point) -> Expected:
         re, im = re[:, : size // 2 + 1], im[:, : size // 2 + 1]
     value = re if from_half else torch.stack((re, im), -1)
     of_row = value.square().sum() if kind.endswith("2") else value.reshape(rows, -1).square().sum(1)
-    # Of the whole spectrum: the half has at least half of the squares.
+    # Root mean square of the whole spectrum, of which `value` may be half: that half has at least half of the sum of
+    # squares.
     root = (2 * of_row / (count if kind.endswith("2") else size)).sqrt() + 2.0**-20
     limit = 2 * tolerances.fourier(max(2, count), point["dtype"]) * root
     limit = limit if kind.endswith("2") else limit.reshape(-1, *[1] * (value.dim() - 1))

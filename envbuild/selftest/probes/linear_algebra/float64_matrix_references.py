@@ -1,7 +1,8 @@
-"""Float64 references for linear algebra without a library for it: elimination, a Cholesky factor, known spectra.
+"""Float64 references for linear algebra that call no linear algebra library: elimination, a Cholesky factor, known
+spectra.
 
-A reference that called the tested function in float64 would repeat a fault of the library that both dtypes share on a
-CPU. All matrices are (..., rows, columns), real or complex, on the host.
+On a CPU, a reference that called the tested function in float64 would repeat any fault that the library has in both
+dtypes. All matrices are (..., rows, columns), real or complex, on the host.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from envbuild.selftest.numerics.reference_products import one_thread, product
 
 @dataclass(frozen=True)
 class Eliminated:
-    """`solution`: A^-1 B. `pivots`: (..., n), whose product is the determinant of A."""
+    """The results of elimination. `solution`: A^-1 B. `pivots`: (..., n), whose product is the determinant of A."""
 
     solution: torch.Tensor
     pivots: torch.Tensor
 
 
 def eliminate(a: torch.Tensor, b: torch.Tensor) -> Eliminated:
-    """Gauss-Jordan elimination of A X = B with exchanged rows, column after column; A and B have the same batch."""
+    """Solve A X = B by Gauss-Jordan elimination with row exchanges, column after column. A and B have the same
+    batch."""
     n = a.shape[-1]
     work = torch.cat((a, b), -1).reshape(-1, n, n + b.shape[-1])
     every, pivots = torch.arange(len(work)), []
@@ -52,7 +54,7 @@ def invert(a: torch.Tensor) -> torch.Tensor:
 
 
 def sign_and_logarithm(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sign of the determinant (for complex matrices a number of magnitude 1), and the logarithm of its
+    """Return the sign of the determinant (for complex matrices, a number of magnitude 1), and the logarithm of its
     magnitude."""
     pivots = eliminate(a, a[..., :0]).pivots
     sizes = pivots.abs()
@@ -60,7 +62,7 @@ def sign_and_logarithm(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cholesky_factor(a: torch.Tensor) -> torch.Tensor:
-    """The lower triangle L with A = L L^H, column after column."""
+    """Return the lower triangle L with A = L L^H, computed column after column."""
     work, factor = a.clone(), torch.zeros_like(a)
     with one_thread():
         for k in range(a.shape[-1]):
@@ -71,16 +73,16 @@ def cholesky_factor(a: torch.Tensor) -> torch.Tensor:
 
 
 def hermitian(a: torch.Tensor) -> torch.Tensor:
-    """The Hermitian part of square matrices; for real ones the symmetric part."""
+    """Return the Hermitian part of square matrices; for real matrices, this is the symmetric part."""
     return (a + a.mH) / 2
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Matrices with known values, made of them and of orthonormal vectors.
+    """Matrices with known singular values or eigenvalues, computed from these values and orthonormal vectors.
 
-    `matrices`: U diag V^H. `values`: (count, n), singular values in falling order or, where V is U, eigenvalues in
-    rising order. `left`: U, whose vectors are in the same order.
+    `matrices`: U diag V^H. `values`: (count, n), singular values in descending order or, if V is U, eigenvalues in
+    ascending order. `left`: U, whose vectors are in the order of `values`.
     """
 
     matrices: torch.Tensor
@@ -89,7 +91,7 @@ class Spectrum:
 
 
 def with_singular_values(values: torch.Tensor, rows: int, columns: int, is_complex: bool, seed: int) -> Spectrum:
-    """Matrices (count, rows, columns) with these singular values."""
+    """Return matrices (count, rows, columns) with these singular values."""
     count, least = values.shape
     left = orthonormal(count, rows, is_complex, seed)[..., :least]
     right = orthonormal(count, columns, is_complex, seed + 2)[..., :least]
@@ -97,7 +99,7 @@ def with_singular_values(values: torch.Tensor, rows: int, columns: int, is_compl
 
 
 def with_eigenvalues(values: torch.Tensor, is_complex: bool, seed: int) -> Spectrum:
-    """Hermitian matrices (count, n, n) with these eigenvalues."""
+    """Return Hermitian matrices (count, n, n) with these eigenvalues."""
     count, n = values.shape
     left = orthonormal(count, n, is_complex, seed)
     found = _made(values, left, left, values.argsort(-1))
@@ -110,10 +112,11 @@ def _made(values: torch.Tensor, left: torch.Tensor, right: torch.Tensor, order: 
 
 
 def orthonormal(count: int, n: int, is_complex: bool, seed: int) -> torch.Tensor:
-    """Orthogonal or unitary matrices (count, n, n) whose elements all have about the same size: D C E C R.
+    """Return orthogonal or unitary matrices D C E C R, (count, n, n), whose elements all have about the same size.
 
-    C is the matrix of the sine transform, D and E are diagonal matrices of signs, or of complex numbers of magnitude 1,
-    and R is a reflection, without which half of the elements of two real rows would be 0."""
+    C is the matrix of the sine transform. D and E are diagonal matrices of signs, or of complex numbers of magnitude 1.
+    R is a reflection; without it, half of the elements of two rows would be 0 for real matrices.
+    """
     numbers = torch.arange(1, n + 1)
     angles = (numbers[:, None] * numbers % (2 * n + 2)).to(torch.float64) * (math.pi / (n + 1))
     sines = torch.sin(angles) * math.sqrt(2 / (n + 1))
@@ -131,11 +134,11 @@ def _units(count: int, n: int, is_complex: bool, seed: int) -> torch.Tensor:
 
 
 def error_of_spectrum(n: int, dtype: torch.dtype) -> float:
-    """Change of a value, relative to the largest, by rounding the elements of the matrix to the dtype, and by the
-    products of which it is made in float64.
+    """Return the error of a known value, relative to the largest value. It comes from rounding the elements of the
+    matrix to the dtype, and from the float64 products that form the matrix.
 
-    A value changes by at most the 2-norm of the matrix's change (Weyl). Rounding changes a matrix by at most u of its
-    Frobenius norm, which is at most sqrt(n) times the largest value. Products with orthonormal matrices have the error
-    of n reflections (tolerances.orthogonal).
+    A value changes by at most the 2-norm of the change of the matrix (Weyl). Rounding changes a matrix by at most u
+    times its Frobenius norm, which is at most sqrt(n) times the largest value. Products with orthonormal matrices have
+    the error of n reflections (tolerances.orthogonal).
     """
     return math.sqrt(n) * tolerances.unit_roundoff(dtype) + tolerances.orthogonal(n, torch.float64)

@@ -1,9 +1,9 @@
 """Functions of real and complex matrices: one stored triangle, rectangular matrices, broadcast batches and gradients.
 
 Factors are multiplied in float64 on the host. Solutions, inverses and determinants are compared with those of
-elimination in float64; eigenvalues, singular values and norms with those of which the matrix was made. Gradients are
-compared with their formulas (Giles, "An extended collection of matrix derivative results", 2008). No reference calls
-the tested function.
+elimination in float64. Eigenvalues, singular values and norms are compared with the values from which the matrix was
+built. Gradients are compared with their formulas (Giles, "An extended collection of matrix derivative results", 2008).
+No reference calls the tested function.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Results = Mapping[str, torch.Tensor]
 Flags = Mapping[str, bool]
 Expected = Mapping[str, Exact]
 
-UNUSED = 77.0  # in the triangle, or on the diagonal, that a function must not read
-COMPLEX = 2 * math.sqrt(2)  # roundings of a complex product relative to those of a real one (Higham, lemma 3.5)
-AMPLIFIED = 16.0  # see `_dominant`: relative error of a solution, divided by the residual relative to |L||U||x|
+UNUSED = 77.0  # fills the triangle or the diagonal that a function must not read
+COMPLEX = 2 * math.sqrt(2)  # the rounding error of a complex product relative to that of a real one (Higham, lemma 3.5)
+AMPLIFIED = 16.0  # relative error of a solution, divided by the residual relative to |L||U||x|; see `_dominant`
 NUMBERS = ("real", "real", "complex")
 BATCHES: tuple[tuple[int, ...], ...] = ((), (1,), (2,), (3,), (2, 3), (9,), (17,), (33,), (70,))
 SIZES = (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96, 97, 129, 130)
@@ -44,9 +44,10 @@ SHAPES: dict[str, Callable[[int], tuple[int, int]]] = {
     "wide": lambda n: ((n + 2) // 3, n),
     "wide by one": lambda n: (n, n + 1),
 }
-# Of matrices: torch chooses the degree of an exponential's polynomial by the norm. Degree 8 has a wrong coefficient in
-# torch 2.13 and before (pytorch issue 196592) and is left out: norms from 0.0512 to 0.58 in float32, and from 0.00034
-# to 0.0499 in float64. A matrix has from half of its number here to all of it.
+# Norms of the matrices for matrix_exp; torch chooses the degree of the polynomial by the norm. Degree 8 has a wrong
+# coefficient in torch 2.13 and before (PyTorch issue 196592). The norms for which torch uses it are left out: from
+# 0.0512 to 0.58 in float32, and from 0.00034 to 0.0499 in float64. The norm of a matrix is between half of the number
+# listed here and that number.
 NORMS = {torch.float32: (0.005, 0.05, 1.2, 2.5, 4.5), torch.float64: (0.0003, 0.4, 1.0, 2.5, 4.5)}
 MATRIX_NORMS: tuple[Any, ...] = ("fro", "nuc", 2, -2, 1, -1, math.inf, -math.inf)
 TALL_ONLY = ("lstsq",)
@@ -71,13 +72,13 @@ SQUARE = (
     "matrix_power",
 )
 POWERS = (3, 5)
-MOST = 20000  # elements of a batch of several matrices
-SPECTRAL = ("svdvals", "eigvalsh", "norms")  # of matrices whose values are known
-APART = 2  # distance of the eigenvalues whose gradient is computed
+MOST = 20000  # maximum number of elements of a batch; a single matrix may have more
+SPECTRAL = ("svdvals", "eigvalsh", "norms")  # functions whose matrices have known singular values or eigenvalues
+APART = 2  # distance of neighbouring eigenvalues if the gradient of eigvalsh is computed
 GRADIENTS = ("solve", "triangular", "inv", "det", "slogdet", "cholesky", "eigvalsh")
 WITH_RIGHT_SIDES = ("solve", "lu_solve", "cholesky_solve", "triangular", "lstsq")
 OF_GRADIENT = "gradient of "
-# The arguments of a function: each case has every combination of those that its function takes.
+# The boolean arguments of each function. A case has every combination of them.
 FLAGS: dict[str, tuple[str, ...]] = {
     "solve": ("right",),
     "lu_solve": ("right", "turned"),
@@ -101,14 +102,14 @@ def _variants(kind: str) -> list[Flags]:
 
 
 def _named(results: Mapping[str, Any], flags: Flags) -> dict[str, Any]:
-    """Results with the arguments that are set before their names."""
+    """Prefix the names of results with the arguments that are set."""
     before = "".join(f"{name} " for name, value in flags.items() if value)
     return {before + name: value for name, value in results.items()}
 
 
 def _spectrum(point: Point, seed: int) -> Spectrum:
-    """Singular values or magnitudes of eigenvalues from 1/2 to 2. Eigenvalues whose gradient is computed have equal
-    distances, so that their vectors are determined."""
+    """Return matrices with singular values, or magnitudes of eigenvalues, from 1/2 to 2. For the gradient of eigvalsh,
+    the eigenvalues are equally spaced, so that the eigenvectors are well determined."""
     rows, columns = SHAPES[point["shape"]](point["n"])
     count, is_complex = math.prod(point["batch"]), point["numbers"] == "complex"
     least = min(rows, columns)
@@ -123,16 +124,16 @@ def _spectrum(point: Point, seed: int) -> Spectrum:
 
 
 def _parts(x: torch.Tensor) -> torch.Tensor:
-    """Real and imaginary parts, as (parts, ...)."""
+    """Return the real and imaginary parts as (parts, ...)."""
     return torch.stack((x.real, x.imag)) if x.is_complex() else x[None]
 
 
 def _dominant(point: Point, seed: int) -> torch.Tensor:
-    """Real and imaginary parts (parts, matrices, rows, columns) of matrices with a dominant diagonal.
+    """Return matrices with a dominant diagonal, as real and imaginary parts (parts, matrices, rows, columns).
 
-    The elements off the diagonal of a row or column have a sum of at most 1/2, and the diagonal is at least 1/2 more
-    than this for two rows or more: norms of the matrix and its inverse are at most 2, and |L||U| is at most twice |A|.
-    A backward error becomes at most 2 * 2 * 4 times as large relative to the solution.
+    In each row and column, the magnitudes off the diagonal sum to at most 1/2. For two rows or more, the diagonal
+    element exceeds this sum by at least 1/2. Therefore the norms of the matrix and of its inverse are at most 2, and
+    |L||U| is at most twice |A|. A backward error becomes at most 2 * 2 * 4 times as large relative to the solution.
     """
     rows, columns = SHAPES[point["shape"]](point["n"])
     count = math.prod(point["batch"]) if point["kind"] != "solve of one matrix" else 1
@@ -144,12 +145,12 @@ def _dominant(point: Point, seed: int) -> torch.Tensor:
     if kind == "repeated columns":
         a = a[..., : (columns + 1) // 2]
     elif kind in ("solve", "lu_solve", "lu", "inv", "det", "slogdet") and rows > 2:
-        a = a.roll(1, 2)  # exchanged rows, so that pivots are needed
+        a = a.roll(1, 2)  # exchanges rows, so that pivoting is needed
     return a
 
 
 def structured(point: Point, seed: int) -> Case:
-    """One function of a batch of matrices."""
+    """Build a case of one function of a batch of matrices."""
     kind, dtype = point["kind"], point["dtype"]
     is_spectral = kind.replace(OF_GRADIENT, "") in SPECTRAL
     known = _spectrum(point, seed) if is_spectral else None
@@ -169,7 +170,7 @@ def structured(point: Point, seed: int) -> Case:
 
 
 def _output(kind: str, a: torch.Size, b: torch.Size) -> tuple[int, ...]:
-    """The shape of the given gradient: that of the output, as (parts, matrices, ...)."""
+    """Return the shape of the output's gradient, which is that of the output, as (parts, matrices, ...)."""
     if kind.endswith(("solve", "triangular")):
         return tuple(b)
     if kind.endswith(("inv", "cholesky")):
@@ -180,7 +181,7 @@ def _output(kind: str, a: torch.Size, b: torch.Size) -> tuple[int, ...]:
 
 
 def _joined(x: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
-    """A real or complex tensor from its parts, with the dimensions of the batch."""
+    """Return a real or complex tensor with the dimensions of the batch, given its real and imaginary parts."""
     z = x[0] if len(x) == 1 else torch.complex(x[0], x[1])
     return z.reshape(batch + z.shape[1:]) if len(z) == math.prod(batch) else z[0]
 
@@ -190,7 +191,8 @@ def _host(x: torch.Tensor) -> torch.Tensor:
 
 
 def _only(a: torch.Tensor, upper: bool, unit: bool = False) -> torch.Tensor:
-    """One triangle of a matrix, and UNUSED in the other one; for a unit diagonal there, too."""
+    """Return one triangle of a matrix, with UNUSED in the other triangle and, for a unit diagonal, also on the
+    diagonal."""
     unused = torch.full_like(a, UNUSED)
     if upper:
         return torch.triu(a, 1 if unit else 0) + torch.tril(unused, 0 if unit else -1)
@@ -198,7 +200,8 @@ def _only(a: torch.Tensor, upper: bool, unit: bool = False) -> torch.Tensor:
 
 
 def _solution(kind: str, a: torch.Tensor, b: torch.Tensor, layout: str, flags: Flags) -> torch.Tensor:
-    """X of A X = B, and from the right the transpose of X with X A = B^T, in the shape of B."""
+    """Return X of A X = B. With the flag "right", solve X A = B^T instead and return the transpose of X. The result has
+    the shape of B."""
     upper, right, unit = flags["upper"], flags["right"], flags["unit"]
     b = with_large_gaps(b.mT if right else b, layout)
     if kind == "triangular":
@@ -245,12 +248,12 @@ def _function(kind: str, a: torch.Tensor, point: Point, flags: Flags) -> torch.T
 
 
 def _scaled(a: torch.Tensor, point: Point) -> torch.Tensor:
-    """Matrices with the norms NORMS in turns, beginning with one that depends on the point."""
+    """Return the matrices scaled to the norms NORMS in turn, starting with a norm that depends on the point."""
     count = math.prod(point["batch"])
     begin = point["n"] + point["columns"]
     choice = NORMS[point["dtype"]]
     norms = torch.tensor([choice[(begin + i) % len(choice)] for i in range(count)], dtype=torch.float64)
-    largest = 2.0  # of the given matrices: see `_dominant`
+    largest = 2.0  # upper bound of the norms of the given matrices: see `_dominant`
     factors = (norms / largest).to(a.device, a.real.dtype if a.is_complex() else a.dtype)
     return a * factors.reshape(*point["batch"], 1, 1)
 
@@ -286,7 +289,8 @@ _FACTORED = ("cholesky", "lu", "eigh", "qr", "qr r", "qr complete", "svd", "svd 
 
 
 def _factors(kind: str, a: torch.Tensor, point: Point, flags: Flags) -> dict[str, torch.Tensor]:
-    """The product of the factors, the products of orthogonal ones with themselves, and what must be 0."""
+    """Return the product of the factors, the product of each orthogonal factor with its adjoint, and the elements
+    that must be 0."""
     upper, layout = flags["upper"], point["layout"]
     if kind == "cholesky":
         factor = torch.linalg.cholesky(with_large_gaps(_only(hermitian(a), upper), layout), upper=upper)
@@ -324,7 +328,8 @@ def _factors(kind: str, a: torch.Tensor, point: Point, flags: Flags) -> dict[str
 
 
 def _of_repeated(a: torch.Tensor, point: Point) -> dict[str, torch.Tensor]:
-    """Factors and ranks. The symmetric matrix is [[H, H], [H, H]], whose rank is that of H."""
+    """Return factors and ranks of matrices with repeated columns. The symmetric matrix is [[H, H], [H, H]], whose rank
+    is that of H."""
     layout, count = point["layout"], a.shape[-1]
     whole = with_large_gaps(_repeated(a, point["n"]), layout)
     u, values, v = torch.linalg.svd(whole, full_matrices=False)
@@ -339,41 +344,41 @@ def _of_repeated(a: torch.Tensor, point: Point) -> dict[str, torch.Tensor]:
 
 
 def _repeated(a: torch.Tensor, n: int) -> torch.Tensor:
-    """(..., n, n) from its first half of columns, which occur twice."""
+    """Return a matrix (..., n, n) whose columns are those of `a`, repeated."""
     return torch.cat((a, a[..., : n - a.shape[-1]]), -1)
 
 
 def _singular_values(n: int, dtype: torch.dtype) -> float:
-    """Error of singular values, and of the product of the factors, relative to the largest singular value.
+    """Return the error of singular values, and of the product of the factors, relative to the largest singular value.
 
-    LAPACK's iterations take off-diagonal elements below a threshold for 0, in addition to the error of the rotations:
-    100 u in xLASQ2, which computes the values alone, and at most 100 u in xBDSQR (u^(-1/8) u within 10 u and 100 u).
-    Measured for matrices of 3 to 65 rows: 107 u without and 133 u with vectors.
+    LAPACK's iterations set off-diagonal elements below a threshold to 0, in addition to the error of the rotations. The
+    threshold is 100 u in xLASQ2, which computes only the values, and at most 100 u in xBDSQR (u^(-1/8) u, limited to 10
+    u to 100 u). Measured for matrices of 3 to 65 rows: 107 u without and 133 u with vectors.
     """
     return tolerances.orthogonal(n, dtype) + 100 * tolerances.unit_roundoff(dtype)
 
 
 def _error(point: Point) -> float:
-    """Of reflections and rotations, relative to the norm of the matrix. Iterations of small matrices rotate more often
-    than once for each row."""
+    """Return the error of reflections and rotations, relative to the norm of the matrix. Iterations on small matrices
+    rotate more often than once for each row, so n counts as at least 16."""
     factor = COMPLEX if point["numbers"] == "complex" else 1.0
     return factor * tolerances.orthogonal(max(point["n"] + 1, 16), point["dtype"])
 
 
 def _of_values(point: Point) -> float:
-    """Of singular values, and of the product of the factors, relative to the norm of the matrix."""
+    """Return the error of singular values, and of the product of the factors, relative to the norm of the matrix."""
     factor = COMPLEX if point["numbers"] == "complex" else 1.0
     return factor * _singular_values(max(point["n"] + 1, 16), point["dtype"])
 
 
 def _solving(point: Point) -> float:
-    """Relative error of a solution: see `_dominant`."""
+    """Return the relative error of a solution: see `_dominant`."""
     factor = COMPLEX if point["numbers"] == "complex" else 1.0
     return factor * AMPLIFIED * tolerances.elimination(max(point["n"], 4), point["dtype"])
 
 
 def _length(value: torch.Tensor, dim: int) -> torch.Tensor:
-    """Root of the sum of squares."""
+    """Return the root of the sum of squares over `dim`."""
     return value.abs().square().sum(dim).sqrt()
 
 
@@ -384,7 +389,8 @@ def _longest(value: torch.Tensor) -> torch.Tensor:
 
 
 def _within(value: torch.Tensor, limit: torch.Tensor) -> Exact:
-    """A real or complex result and its tolerance, which has the same number of dimensions or none."""
+    """Return a real or complex result with its tolerance. The tolerance has as many dimensions as the result,
+    or none."""
     return Exact(real_pairs(value), limit[..., None] if value.is_complex() and limit.dim() else limit)
 
 
@@ -401,7 +407,7 @@ def _exactly(*given: torch.Tensor, point: Point, known: Spectrum | None) -> Expe
 
 
 def _of_spectrum_exactly(a: torch.Tensor, *rest: torch.Tensor, point: Point, flags: Flags, known: Spectrum) -> Expected:
-    """Results for a matrix with known values."""
+    """Return the expected results for matrices with known singular values or eigenvalues."""
     values = known.values.reshape(*point["batch"], -1)
     made = float64_matrix_references.error_of_spectrum(max(a.shape[-2:]), point["dtype"])
     of_values = _of_values(point) if point["kind"] in ("svdvals", "norms") else _error(point)
@@ -410,8 +416,8 @@ def _of_spectrum_exactly(a: torch.Tensor, *rest: torch.Tensor, point: Point, fla
         return _norms_exactly(_joined(a, point["batch"]), values, limit[..., 0], point)
     if not rest:
         return {"output": Exact(values, limit)}
-    # A computed eigenvector differs from the exact one by at most an angle of the error over the distance of the
-    # eigenvalues, which changes V g V^H by at most twice as much, relative to the largest g.
+    # The angle between a computed eigenvector and the exact one is at most the error divided by the distance of the
+    # eigenvalues. This changes V g V^H by at most twice as much, relative to the largest g.
     g = _joined(rest[0], point["batch"])
     vectors = known.left.reshape(*point["batch"], *known.left.shape[1:])
     value = (vectors * g[..., None, :].to(vectors.dtype)) @ vectors.mH
@@ -420,7 +426,8 @@ def _of_spectrum_exactly(a: torch.Tensor, *rest: torch.Tensor, point: Point, fla
 
 
 def _solved_matrix(kind: str, a: torch.Tensor, flags: Flags) -> torch.Tensor:
-    """The matrix whose inverse times the right sides is the solution; from the right it is the transposed one."""
+    """Return the matrix whose inverse times the right sides is the solution. With the flag "right", it is the
+    transposed matrix."""
     if kind == "cholesky_solve":
         a = hermitian(a)
     elif kind == "triangular":
@@ -437,7 +444,7 @@ def _of_variant_exactly(a: torch.Tensor, *rest: torch.Tensor, point: Point, flag
     a = _joined(a, point["batch"])
     if rest:
         b = _joined(rest[0], point["batch"])
-        if kind == "lstsq":  # the residual is part of a solution's error (Higham, 2nd ed., theorem 20.1)
+        if kind == "lstsq":  # the residual contributes to the error of a solution (Higham, 2nd ed., theorem 20.1)
             value = solve(a.mH @ a, a.mH @ b)
             return {"output": _within(value, AMPLIFIED * _error(point) * _longest(b))}
         value = _solved(_solved_matrix(kind, a, flags), b)
@@ -469,13 +476,14 @@ def _of_variant_exactly(a: torch.Tensor, *rest: torch.Tensor, point: Point, flag
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A^-1 B, where one of them may have more dimensions for a batch than the other."""
+    """Return A^-1 B. A or B is expanded if the other one has more batch dimensions."""
     batch = a.shape[:-2] if a.dim() > b.dim() else b.shape[:-2]
     return solve(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
 
 
 def _power(a: torch.Tensor, power: int, point: Point) -> Exact:
-    """Products of n terms each, as sums without a library; a float32 sum may truncate (tolerances.ACCUMULATOR)."""
+    """Return a power of A, computed with `product`, which calls no library. Each product sums n terms; a float32 sum
+    may truncate (tolerances.ACCUMULATOR)."""
     value, size = a, a.abs()
     for _ in range(power - 1):
         value, size = product(value, a), product(size, a.abs())
@@ -486,8 +494,9 @@ def _power(a: torch.Tensor, power: int, point: Point) -> Exact:
 
 
 def _exponential(a: torch.Tensor, point: Point) -> Expected:
-    """The series. Norms are at most 4.5, so that 40 terms suffice. torch's polynomial has up to 5 products and at most
-    norm + 1 doublings of their error, each of n terms: 6 sqrt(n) u (2 norm + 8) exp(norm)."""
+    """Return the sum of the exponential series. Norms are at most 4.5, so that 40 terms suffice. torch's polynomial
+    takes up to 5 products, and then at most norm + 1 doublings of their error, each with n terms. The tolerance is 6
+    sqrt(n) u (2 norm + 8) exp(norm)."""
     n = a.shape[-1]
     value = term = torch.eye(n, dtype=a.dtype).expand_as(a)
     for k in range(1, 41):
@@ -500,8 +509,8 @@ def _exponential(a: torch.Tensor, point: Point) -> Expected:
 
 
 def _norms_exactly(a: torch.Tensor, values: torch.Tensor, error: torch.Tensor, point: Point) -> Expected:
-    """`values` with their `error`: singular values. Other norms are sums of magnitudes or their squares, and have the
-    error of a summation."""
+    """Return the expected norms. The norms 2, -2 and "nuc" come from the singular values `values`, with their `error`.
+    The other norms are sums of magnitudes or of squares, and have the error of a summation."""
     rows, columns = (a.abs().sum(dim) for dim in (-1, -2))
     sums: dict[float | str, torch.Tensor] = {
         1: columns.amax(-1),
@@ -538,7 +547,7 @@ def _factors_exactly(kind: str, a: torch.Tensor, point: Point) -> Expected:
     else:
         found = {"product": _within(of, (_of_values(point) if kind.startswith("svd") else error) * norm)}
     full = kind.endswith(("full", "complete"))
-    # cuSOLVER's Jacobi rotations divide by the singular values, which makes an error up to 15 times as large.
+    # cuSOLVER's Jacobi rotations divide by the singular values, which makes the error up to 15 times as large.
     angle = 15 * error if kind.startswith("svd") else error
     sizes = {"qr": {"q^H q": rows}, "sv": {"u^H u": rows, "v v^H": columns}, "ei": {"v^H v": rows}}
     for name, size in sizes.get(kind[:2], {}).items():
@@ -556,8 +565,8 @@ def _factors_exactly(kind: str, a: torch.Tensor, point: Point) -> Expected:
 
 
 def _lu_exactly(a: torch.Tensor, point: Point) -> Expected:
-    """The residual is that of elimination, relative to |L||U|, whose elements are at most four times the largest of A:
-    see `_dominant`."""
+    """Return the expected results. The residual is that of elimination, relative to |L||U|, whose elements are at most
+    four times the largest element of A: see `_dominant`."""
     rows, columns = a.shape[-2:]
     least = min(rows, columns)
     factor = COMPLEX if a.is_complex() else 1.0
@@ -572,12 +581,12 @@ def _lu_exactly(a: torch.Tensor, point: Point) -> Expected:
 
 
 def _frobenius(a: torch.Tensor) -> torch.Tensor:
-    """(..., 1, 1)"""
+    """Return the Frobenius norm of each matrix, (..., 1, 1)."""
     return a.abs().square().sum((-1, -2), keepdim=True).sqrt()
 
 
 def _gradients(*given: torch.Tensor, point: Point, flags: Flags) -> Results:
-    """Gradients of the inputs for a given gradient of the output."""
+    """Return the gradients of the inputs for a given gradient of the output."""
     kind, batch = point["kind"].replace(OF_GRADIENT, ""), point["batch"]
     leaves = [_joined(x, batch).detach().clone().requires_grad_() for x in given[:-1]]
     if len(leaves) == 2:
@@ -601,7 +610,7 @@ def _gradients_exactly(*given: torch.Tensor, point: Point, flags: Flags) -> Expe
     kind, batch, upper = point["kind"].replace(OF_GRADIENT, ""), point["batch"], flags["upper"]
     a, *rest = (_joined(x, batch) for x in given)
     g = rest[-1]
-    # Two solutions in turn, of which the second enlarges the error of the first by at most the condition, 4.
+    # Two solutions, one after the other. The second enlarges the error of the first by at most the condition number, 4.
     error = (4 + 1) * _solving(point)
     if kind in ("det", "slogdet"):
         value = invert(a).mH * g[..., None, None]
@@ -626,7 +635,7 @@ def _gradients_exactly(*given: torch.Tensor, point: Point, flags: Flags) -> Expe
         if flags["unit"]:
             t = t.clone()
             t.diagonal(dim1=-2, dim2=-1).fill_(1)
-    # From the right the transposed matrix is solved for.
+    # With the flag "right", the transposed matrix is solved.
     inverse = invert(t.mT if flags["right"] else t)
     of_b, x = inverse.mH @ g, inverse @ rest[0]
     of_a = -of_b @ x.mH
@@ -643,11 +652,11 @@ def _is_possible(point: Point) -> bool:
         return False
     if kind.startswith(OF_GRADIENT) and n > 65:
         return False
-    if kind == "gradient of eigvalsh" and n == 1:  # does not depend on the matrix
+    if kind == "gradient of eigvalsh" and n == 1:  # for n = 1 this result does not depend on the matrix
         return False
     if shape != "square":
         return kind in RECTANGULAR and n > 2 and not (kind in TALL_ONLY and shape.startswith("wide"))
-    # torch takes a right side of this shape for one vector for each matrix.
+    # torch interprets a right side of this shape as one vector for each matrix.
     return kind != "solve with one right side" or (*point["batch"], n) != (n, point["columns"])
 
 
