@@ -1,9 +1,9 @@
-"""dist.nodes: ranks on several machines, one on each and then all, over NCCL and over gloo.
+"""dist.nodes: ranks on several machines, first one on each machine and then all, over NCCL and over gloo.
 
 Each machine has the image, runs this probe at the same time, and reports the results of its own ranks. All machines run
-the same stages whatever fails, because a machine cannot inform the others that it skips a stage. Each stage's deadline
-is counted from the start of the probe: a machine that takes no part in a stage, or fails in it early, waits for the
-others in the next stage.
+the same stages even after failures, because a machine cannot inform the others that it skips a stage. The deadlines of
+all stages are counted from the start of the probe. A machine that takes no part in a stage, or fails in it early,
+therefore waits for the others in the next stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.probes.multi_gpu import dist_staged
 
-CAP = 60.0  # minimum seconds for a stage: containers on several machines do not start at the same time
+CAP = 60.0  # seconds per stage; long enough because containers on several machines do not start at the same time
 PROCESSES = 2  # per machine, on the CPU
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,253}):(?P<port>[0-9]{1,5})")
 _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
@@ -31,9 +31,8 @@ _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 
 @dataclass(frozen=True)
 class Spot:
-    """The number of this machine, the address of rank 0 (from `port` on, one port for each stage), and the network
-    interface.
-    """
+    """The position of this machine in the job: its number, the address of rank 0, and the network interface. Stage i
+    uses port `port` + i."""
 
     number: int
     host: str
@@ -43,7 +42,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class NodeStage:
-    """The members of a stage: `each` ranks on each of the machines `nodes`."""
+    """The members of a stage: `each` ranks on each of the machines in `nodes`."""
 
     backend: str
     nodes: tuple[int, ...]
@@ -55,9 +54,8 @@ class NodeStage:
 
 
 def stages(count: int, each: int, cuda: bool) -> list[NodeStage]:
-    """The stages: pairs of the first machine and each other one (if there are more than two); then all machines, with
-    one rank each and with all ranks.
-    """
+    """Return the stages. If there are more than two machines, the first machine is paired with each other machine. Then
+    all machines run together, first with one rank each and then with all ranks."""
     pairs = [((0, other), 1) for other in range(1, count)] if count > 2 else []
     everyone = tuple(range(count))
     worlds = [*pairs, *((everyone, size) for size in dict.fromkeys((1, each)))]
@@ -119,7 +117,7 @@ def _tell(context: Context, spot: Spot, done: list[tuple[NodeStage, Tried]]) -> 
 
 
 def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
-    """Name the faulty layer, derived from the result of the same machines over gloo."""
+    """Return a text that names the faulty layer, derived from the gloo result of the same machines."""
     if failed.backend == "gloo":
         return ""
     twin = NodeStage("gloo", failed.nodes, failed.each)
@@ -128,7 +126,7 @@ def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
 
 
 def _spot(job: JobDocument) -> Spot:
-    """Read the variables that the runner sets in the container. Raises RuntimeError if they do not fit the job."""
+    """Read the variables that the runner sets in the container. Raises RuntimeError if they are invalid for the job."""
     number, meeting, interface = (os.environ.get(f"ENVBUILD_{name}", "") for name in ("NODE", "MEETING", "INTERFACE"))
     found = _ADDRESS.fullmatch(meeting)
     if not (number.isdigit() and int(number) < job.nodes and found and _INTERFACE.fullmatch(interface)):

@@ -1,9 +1,9 @@
-"""dist.staged: one process for each GPU, each alone, in pairs, then more together; over NCCL, and over gloo for
-comparison.
+"""dist.staged: one process for each GPU: each alone, in pairs, then in larger groups. The groups run over NCCL, and for
+comparison over gloo.
 
-It detects faults such as those of Amphion and Step-Video: one GPU works, but with several GPUs processes die of SIGSEGV
-(open-mmlab/Amphion#167). The probe's own process calls no function of torch, because the ranks are forked from it, and
-CUDA does not work in a forked process if its parent has used CUDA.
+The probe detects faults such as those of Amphion and Step-Video: each GPU works alone, but with several GPUs processes
+die of SIGSEGV (open-mmlab/Amphion#167). The probe's own process does not use CUDA, because the ranks are forked from
+it, and CUDA does not work in a forked process whose parent has used CUDA.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 
-CAP = 30.0  # seconds of a stage
-BUDGET = 300.0  # seconds of all stages
+CAP = 30.0  # time limit of a stage in seconds
+BUDGET = 300.0  # time limit of all stages together in seconds
 PROCESSES = 4  # on the CPU, in place of one process for each GPU
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, ...]]]:
-    """All pairs, in rounds in which each member has at most one partner: a tournament by the circle method."""
+    """Return all pairs, grouped into rounds in which each member has at most one partner (a tournament by the circle
+    method)."""
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
     for _ in range(len(ring) - 1):
@@ -45,7 +46,7 @@ def rounds(members: Sequence[int]) -> list[list[tuple[int, ...]]]:
 
 
 def growing(members: Sequence[int]) -> list[tuple[int, ...]]:
-    """The first 4, 8, 16, ... members, and all of them; empty for two members or fewer."""
+    """Return the first 4, 8, 16, ... members, and finally all members; an empty list for two members or fewer."""
     sizes = [size for size in (4 << shift for shift in range(16)) if size < len(members)]
     return [tuple(members[:size]) for size in (*sizes, len(members)) if size > 2]
 
@@ -63,7 +64,8 @@ class StagedRun:
         self._end = time.monotonic() + BUDGET
 
     def stages(self, backend: str) -> list[Stage]:
-        """The stages run over this backend without changed settings, the smaller worlds first."""
+        """Return the stages that were run over this backend without changed settings, in the order in which they were
+        run (smaller worlds first)."""
         return [tried.stage for tried in self.tried if tried.stage.backend == backend and not tried.stage.settings]
 
     def walk(self, backend: str) -> None:
@@ -75,7 +77,8 @@ class StagedRun:
             self._try(backend, groups)
 
     def localise(self) -> None:
-        """Run all GPUs and the smallest failed NCCL world over gloo, and that world also without each transport."""
+        """Run all GPUs and the smallest failed NCCL world over gloo. Run that failed world also over NCCL with each
+        transport disabled."""
         failed = [stage.members for stage in self.stages("nccl") if stage.faults][:1]
         for members in dict.fromkeys((*failed, self.members)):
             self._try("gloo", [members])
@@ -84,7 +87,7 @@ class StagedRun:
                 self._try("nccl", [members], settings)
 
     def _try(self, backend: str, groups: Sequence[tuple[int, ...]], settings: tuple[str, ...] = ()) -> None:
-        """Run worlds without common members at the same time."""
+        """Run several worlds at the same time. The worlds must have no members in common."""
         names = ", ".join(Stage(backend, members, settings).name for members in groups)
         if time.monotonic() > self._end:
             self.left_out.append(names)
@@ -113,7 +116,8 @@ def dist_staged(context: Context) -> None:
 
 
 def visible_gpus(context: Context) -> list[dict[str, Any]]:
-    """The visible GPUs, listed by a separate process: a process that calls CUDA cannot fork one that uses it."""
+    """Return the visible GPUs, listed by a separate process. This process must not call CUDA, because its forked ranks
+    use CUDA."""
     context.step("visible GPUs")
     ending = forked_work.run_forked(_look, CAP)
     if ending.reported.get("missing"):
@@ -130,7 +134,7 @@ def _look(tell: forked_work.Tell) -> None:
 
 
 def _card(found: Any) -> dict[str, Any]:
-    uuid = getattr(found, "uuid", None)  # not before torch 2.4
+    uuid = getattr(found, "uuid", None)  # missing before torch 2.4
     return {
         "name": found.name,
         "compute_capability": f"{found.major}.{found.minor}",
@@ -139,7 +143,8 @@ def _card(found: Any) -> dict[str, Any]:
 
 
 def import_ahead() -> None:
-    """Import once what DDP would import on first use in each rank, which takes 1.5 s (torch 2.13).
+    """Import once, before forking, what DDP would otherwise import in each rank on first use, which takes 1.5 s (torch
+    2.13).
 
     Not called for GPUs, because such an import may call CUDA.
     """
@@ -167,7 +172,7 @@ def _tell(site: StagedRun) -> None:
 
 
 def _joined(values: Iterable[str]) -> str | None:
-    """The distinct values joined by "and"; None if there are none."""
+    """Return the distinct values joined by "and", or None if there are none."""
     return " and ".join(sorted(set(values))) or None
 
 
@@ -182,9 +187,8 @@ def _document(stage: Stage) -> dict[str, Any]:
 
 
 def worst_by_case(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
-    """For each case its dtype, its shape, the largest error and the longest time of all ranks; NaN is the largest
-    error.
-    """
+    """Return, for each case: dtype, shape, and the largest error and longest time of all ranks. NaN counts as the
+    largest error."""
     found: dict[str, tuple[str, list[int], float, float]] = {}
     for ending in tried.endings:
         for key in ending.reported:
@@ -197,7 +201,7 @@ def worst_by_case(tried: Tried) -> dict[str, tuple[str, list[int], float, float]
 
 
 def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
-    """Traits: the bus bandwidth of each case on its slowest rank, and why cases were left out."""
+    """Return as traits the bus bandwidth of each case on its slowest rank, and the reasons why cases were left out."""
     found: dict[str, dict[str, Any]] = {"GB/s": {}, "left_out": {}}
     for one in tried:
         for ending in one.endings:
@@ -210,7 +214,7 @@ def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
 
 
 def _judge(site: StagedRun) -> None:
-    """Record the failed stages, the smallest world first, and the verdict from all of them."""
+    """Record the failed stages, the smallest world first, and the diagnosis derived from all stages."""
     context = site.context
     stages = [tried.stage for tried in site.tried]
     verdict = fault_localization.localize_faults(stages, site.capabilities)
@@ -233,7 +237,7 @@ def _judge(site: StagedRun) -> None:
 
 
 def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
-    """Record a failed stage as a fault at the step of the rank that caused it."""
+    """Record a failed stage as a fault at the step of the rank that failed first."""
     first, more = stage.faults[0], stage.faults[1:]
     card = f" (GPU {first.member})" if site.cards else ""
     site.context.step(f"{stage.name}: {first.step}, rank {first.rank}{card}")
@@ -243,7 +247,8 @@ def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
 
 
 def _missing(site: StagedRun) -> str | None:
-    """What this machine lacks for the test that the profile needs; None if nothing, or on the CPU."""
+    """Return what this machine lacks for the test that the profile requires. Return None if nothing is missing, or on
+    the CPU."""
     count, wanted = len(site.cards), site.context.job.gpu_count
     if site.context.on_cpu:
         return None
