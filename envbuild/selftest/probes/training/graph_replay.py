@@ -9,8 +9,8 @@ import torch
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, parameters, tokens
 
-BATCHES = 3  # batches for which the graph is replayed
-WARM_UP = 3  # calls before a graph is captured, as in torch's manual
+BATCHES = 3  # number of batches for which the graph is replayed
+WARM_UP = 3  # calls before the graph is captured, as in torch's documentation
 
 Model = Callable[
     [torch.Tensor], torch.Tensor
@@ -30,7 +30,8 @@ def graph_replay(context: Context) -> None:
     context.step("capture")
     replayed = captured(gradients, tokens(0).to(context.device))
     for number in range(BATCHES):
-        if number == BATCHES - 1:  # a graph reads parameters from fixed addresses: new values must take effect
+        # a graph reads parameters from fixed addresses, so changed values must take effect in the next replay
+        if number == BATCHES - 1:
             with torch.no_grad():
                 for leaf in leaves:
                     leaf.mul_(0.75)
@@ -49,7 +50,8 @@ def graph_replay(context: Context) -> None:
 
 
 def captured(model: Model, batch: torch.Tensor) -> Model:
-    """Capture the model as a CUDA graph. A call copies its batch into the captured input and replays the graph."""
+    """Capture the model as a CUDA graph and return a function. The function copies its batch into the captured input
+    and replays the graph."""
     fixed = batch.clone()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

@@ -1,15 +1,17 @@
 """optim.apex: FusedAdam over lists of tensors, step by step against Adam in float64.
 
-Each step is judged separately: the reference continues from the parameters after the previous step, and computes its
-moments only from the gradients. All values have a prime period, so that a chunk in the wrong position is detected.
+Each step is checked separately. The reference starts each step from the parameters that the optimizer stored in the
+previous step, and computes its moments only from the gradients. All values repeat with a prime period, so that a chunk
+in the wrong position is detected.
 
-The tested features were taken from apex's sources at 6424da3b (2026-07-08): parameters in three dtypes; moments in
-float32; plain, `capturable` (step and rate on the device), and `capturable` with float32 master weights, which bfloat16
-has but does not use for its steps. Its kernel processes a list of tensors in chunks of 65536 elements, at most 36
-tensors (30 with master weights) and 320 chunks at a time. It has no CPU kernel.
+The tested features come from apex's sources at 6424da3b (2026-07-08). They are parameters in three dtypes, moments in
+float32, and three variants: plain, `capturable` (step and rate on the device), and `capturable` with float32 master
+weights. For bfloat16, apex keeps master weights but does not use them for its steps. FusedAdam's kernel processes a
+list of tensors in chunks of 65536 elements. One launch takes at most 36 tensors (30 with master weights) and 320
+chunks. FusedAdam has no CPU kernel.
 
 Without master weights, `capturable` rounds the float32 moments to the dtype of the parameters (seen on an H200). This
-is reported as the trait `rounded_moments`, and the reference then continues from the moments as stored.
+is reported as the trait `rounded_moments`, and the reference then continues from the stored moments.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2048 * 32
 FEW = (1, 3, 513, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7)
 SIZES = (*FEW, *range(2, 64, 2), *reversed(FEW))  # 45 tensors, more than one launch takes
-LONG = 321 * CHUNK + 1  # more chunks than one launch takes: 84 MB per list, only on a GPU
+LONG = 321 * CHUNK + 1  # more chunks than one launch takes: 84 MB per list, tested only on a GPU
 PERIOD = 65521  # prime
 STEPS = 4
 
@@ -48,8 +50,7 @@ _REFUSED = ("unexpected keyword argument", "only support", "not implemented for"
 
 @dataclass(frozen=True)
 class AdamCase:
-    """One tested configuration. `decoupled`: the weight decay is AdamW's; otherwise it is added to the
-    gradient."""
+    """One tested configuration. `decoupled`: use AdamW's weight decay; otherwise the decay is added to the gradient."""
 
     variant: str
     dtype: torch.dtype
@@ -62,7 +63,8 @@ class AdamCase:
 
     @property
     def must(self) -> bool:
-        """Whether every apex supports this case: the oldest have neither bfloat16 nor `capturable`."""
+        """Whether every apex release supports this case. The oldest releases support neither bfloat16 nor
+        `capturable`."""
         return self.variant == "plain" and self.dtype != torch.bfloat16
 
     def where(self, index: int) -> str:
@@ -74,7 +76,8 @@ class AdamCase:
 
 
 class Moments:
-    """Adam's moments in float64, and the first moment with every term positive; one long vector each."""
+    """Adam's moments in float64, and the first moment with every term positive. Each is one long vector, or 0 before
+    the first step."""
 
     def __init__(self) -> None:
         self.first: Any = 0.0
@@ -83,7 +86,7 @@ class Moments:
         self.step = 0
 
     def next(self, case: AdamCase, p: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The parameters after the next step from `p`, and the bound of its arithmetic."""
+        """Return the parameters after the next step from `p`, and the tolerance of the step's arithmetic."""
         self.step += 1
         p, grad = p.to(torch.float64), grad.to(torch.float64)
         if not case.decoupled:
@@ -96,13 +99,14 @@ class Moments:
         scale = 1 / (1 - first**self.step) / root
         decay = DECAY * p if case.decoupled else torch.zeros_like(p)
         correction = 0.0
-        if case.variant != "plain":  # for "plain" the host computes the corrections in double precision
+        if case.variant != "plain":  # in the "plain" variant, the host computes the corrections in double precision
             correction = sum(tolerances.power_correction(beta, self.step) for beta in BETAS)
         magnitude = self.positive * scale + decay.abs()
         return p - RATE * (self.first * scale + decay), tolerances.adam(RATE, magnitude, self.step, correction)
 
     def take_rounded(self, first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Continue from these stored moments if they are the own ones, rounded to `dtype`; returns whether they are."""
+        """If the stored moments are this object's moments rounded to `dtype`, continue from the stored ones. Return
+        whether they are."""
         for stored, own, size in ((first, self.first, self.positive), (second, self.second, self.second)):
             limit = tolerances.rounding(own, dtype) + 4 * (self.step + 1) * tolerances.ROUNDED * size
             if not torch.equal(stored.to(dtype).to(stored.dtype), stored) or compare(stored, own, limit).wrong:
@@ -139,7 +143,7 @@ def _need_cpu(kind: Any) -> None:
 
 
 def _check(context: Context, kind: Any, case: AdamCase) -> None:
-    """Check all steps of a case, until one is wrong."""
+    """Check the steps of a case until one is wrong."""
     count = sum(case.sizes)
     begin = torch.split(start_parameters(count).to(case.dtype), list(case.sizes))
     parameters = [torch.nn.Parameter(values.to(context.device).clone()) for values in begin]
@@ -184,7 +188,7 @@ def _check(context: Context, kind: Any, case: AdamCase) -> None:
 
 
 def check_long(context: Context, kind: Any) -> None:
-    """Check one step over more chunks than a launch takes, period by period."""
+    """Check one step over more chunks than one launch takes. The result is compared one period at a time."""
     case = AdamCase("plain", torch.float32, True, (LONG,))
     parameter = torch.nn.Parameter(start_parameters(LONG).to(context.device))
     parameter.grad = gradient(LONG, 1, True).to(context.device)
@@ -211,9 +215,8 @@ def _made(kind: Any, parameters: list[torch.nn.Parameter], case: AdamCase) -> An
 
 
 def _said(case: AdamCase, title: str, worst: Worst, before: int = 0) -> str:
-    """A sentence about the worst element and its position in the list. `before`: the number of list elements before the
-    compared ones.
-    """
+    """Return a sentence about the worst element and its position in the list. `before`: the number of list elements
+    that precede the compared ones."""
     what = f"is {worst.got:g}, should be {worst.expected:g} within {worst.bound:g}"
     where = case.where(before + worst.where[0])
     return f"{title}: {where} {what} ({worst.wrong} of {worst.count} wrong)"
@@ -233,9 +236,11 @@ def start_parameters(count: int) -> torch.Tensor:
 
 
 def gradient(count: int, step: int, decoupled: bool) -> torch.Tensor:
-    """Gradients of +-[0, 1) times 1, 2^-6 or 2^-12, whose squares exceed the range of float16; one in eight is 0.
+    """Return gradients of +-[0, 1) times 1, 2^-6 or 2^-12. The squares of small ones underflow in float16; one
+    gradient in eight is 0.
 
-    If the decay is added to the gradient, all steps have the same signs, so that nothing cancels.
+    If the decay is added to the gradient, each gradient has the sign of its parameter in all steps, so that nothing
+    cancels.
     """
     sizes = hashed_inputs.hashes(PERIOD, 63)
     scale = torch.tensor([1.0, 2.0**-6, 2.0**-12])[sizes % 3] * ((sizes >> 8) % 8 != 0)

@@ -1,8 +1,8 @@
 """optim.torch: torch's SGD, Adam and AdamW, as a loop, with multi-tensor kernels (foreach) and fused, step by step.
 
-Each optimizer takes three steps over a list of parameters longer than one launch takes; the parameters after each step
-are compared with the same steps in float64 on the host. Sampled options, sizes and layouts: optimizer_sampled_cases.py.
-Further optimizers, half precision and scaled gradients: other_optimizer_cases.py.
+Each optimizer takes three steps over a list of parameters that is too long for a single kernel launch. After each step,
+the parameters are compared with the same steps in float64 on the host. optimizer_sampled_cases.py adds sampled options,
+sizes and layouts. other_optimizer_cases.py adds further optimizers, half precision and scaled gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.training import optimizer_sampled_cases, other_optimizer_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import CHUNK
 
-# More tensors than one launch takes (at most 110), and lengths around that of a chunk.
+# More tensors than one launch takes (at most 110); some lengths are near that of a chunk.
 SIZES = [CHUNK + 1, *range(1, 121), CHUNK, CHUNK - 1]
 STEPS = 3
 RATE, DECAY, EPSILON = 2.0**-3, 2.0**-4, 1e-8
@@ -47,7 +47,7 @@ def optim_torch(context: Context) -> None:
 
 
 def cases() -> Iterator[Case]:
-    """The cases that are not sampled: each optimizer in each implementation, with inputs on the host."""
+    """Yield the cases that are not sampled: each optimizer in each implementation, with inputs on the host."""
     count = sum(SIZES)
     given = (_parameters(count), *(_gradient(count, step) for step in range(STEPS)))
     for kind, (name, options) in itertools.product(OPTIMIZERS, IMPLEMENTATIONS.items()):
@@ -58,7 +58,8 @@ def cases() -> Iterator[Case]:
 
 
 def _may_refuse(error: Exception) -> bool:
-    """Whether this torch lacks a fused optimizer: they were added one after the other, first for GPUs."""
+    """Return whether the error means that this torch lacks a fused optimizer. torch added the fused optimizers one by
+    one, first for GPUs."""
     return is_unsupported(error) or "unexpected keyword argument 'fused'" in str(error) or "`fused=True`" in str(error)
 
 
@@ -68,7 +69,8 @@ def _parameters(count: int) -> torch.Tensor:
 
 
 def _gradient(count: int, step: int) -> torch.Tensor:
-    """Gradients in +-[1/4, 1) with the parameters' signs, so that Adam's added decay cancels nothing."""
+    """Return gradients in +-[1/4, 1) with the signs of the parameters, so that nothing cancels when Adam adds the
+    decay."""
     return hashed_inputs.signs(count, 501) * (0.25 + 0.75 * hashed_inputs.uniform((count,), 510 + step))
 
 
@@ -87,10 +89,10 @@ def _run(
 
 
 def _exact(start: torch.Tensor, *gradients: torch.Tensor, kind: str) -> dict[str, Exact]:
-    """The steps in float64 with their tolerances.
+    """Return the steps in float64 with their tolerances.
 
-    The tolerance of a step is added to twice that of the previous steps: through the decay, an error of a parameter
-    also changes its next update, by less than the error itself.
+    The tolerance of a step is added to twice the tolerance of the previous step. The factor of two accounts for the
+    decay: an error of a parameter also changes its next update, by less than the error itself.
     """
     p, limit = start, torch.zeros_like(start)
     first, second = torch.zeros_like(start), torch.zeros_like(start)
@@ -107,8 +109,8 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, kind: str) -> dict[str
         if kind == "AdamW":
             update = update + DECAY * p
         p = p - RATE * update
-        # All terms of an update have the same sign, so it is the sum of its absolute terms. SGD has fewer roundings
-        # than Adam.
+        # All terms of an update have the same sign, so |update| is the sum of the magnitudes of its terms. Adam's
+        # tolerance serves SGD too, which has fewer roundings.
         limit = 2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(RATE, update.abs(), number, 0.0)
         found[f"step {number}"] = Exact(p, limit)
     return found

@@ -1,11 +1,9 @@
 """Steps of SGD, Adam and AdamW with sampled options, sizes and gradient layouts, compared with the same steps in
-float64.
+float64. Clipping of gradients by their norm is tested too.
 
-Also the clipping of gradients by their norm.
-
-Effective gradients have the parameters' signs, so that weight decay cancels nothing and each update is the sum of its
-absolute terms. Gradients may shrink from step to step, because otherwise amsgrad has no effect. The last parameter may
-get its first gradient a step later than the others, so that it has taken fewer steps.
+Effective gradients have the signs of the parameters. Weight decay then cancels nothing, and |update| is the sum of the
+magnitudes of its terms. Gradients may shrink from step to step, because otherwise amsgrad has no effect. The last
+parameter may get its first gradient one step later than the others, so that its step count is lower.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "kind": ("SGD", "Adam", "AdamW"),
     "implementation": ("loop", "foreach", "fused"),
     "shapes": ("few", "few", "matrices", "many", "chunk", "scalar"),
-    "past": (1, 4, 7, -1),  # past the end of a chunk, and of a vector load
+    "past": (1, 4, 7, -1),  # added to the length of a chunk or of a vector load
     "decay": (0.0, 2.0**-4),
     "maximize": (False, True),
     "momentum": (0.0, 0.5, 0.9),
@@ -44,7 +42,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "fading": (False, True),
     "late": (False, True),
     "gradients": ("contiguous", "turned"),
-    "capturable": (False, True),  # on GPUs
+    "capturable": (False, True),  # used only on GPUs
     "rate": (FIXED, FIXED, "halved after each step", "a tensor"),
 }
 CLIPPED: Mapping[str, Sequence[Any]] = {
@@ -52,13 +50,13 @@ CLIPPED: Mapping[str, Sequence[Any]] = {
     "shapes": ("chunk", "chunk", "many", "few", "scalar"),
     "past": SPACE["past"],
     "norm": (2.0, 2.0, 1.0, math.inf),
-    "share": (0.25, 4.0),  # share of the norm that is allowed: above 1 nothing is clipped
+    "share": (0.25, 4.0),  # the allowed norm as a share of the actual norm; above 1 nothing is clipped
 }
 IMPLEMENTATIONS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def sampled_operations(on_gpu: bool) -> tuple[Operation, ...]:
-    """The sampled operations; `capturable` is only used on GPUs."""
+    """Return the sampled operations; `capturable` is used only on GPUs."""
     return (
         Operation("optimizer", SPACE, functools.partial(case, on_gpu=on_gpu), COUNTS),
         Operation("clipped gradients", CLIPPED, clipped, {"standard": 48, "full": 200}),
@@ -66,8 +64,8 @@ def sampled_operations(on_gpu: bool) -> tuple[Operation, ...]:
 
 
 def case(point: Point, seed: int, on_gpu: bool) -> Case:
-    """Build the case for one combination of optimizer options (`point`): several steps. Its inputs are the initial
-    parameters, then the gradients of each step."""
+    """Build the case for one combination of optimizer options (`point`). Its inputs are the initial parameters and the
+    gradients of several steps."""
     point = {**point, "capturable": point["capturable"] and on_gpu}
     shapes, late = shapes_of(point), _is_late(point)
     sizes = [math.prod(shape) for shape in shapes]
@@ -91,10 +89,10 @@ def case(point: Point, seed: int, on_gpu: bool) -> Case:
 
 
 def clipped(point: Point, seed: int) -> Case:
-    """Gradients clipped by torch.nn.utils.clip_grad_norm_, and their total norm.
+    """Build a case that clips gradients with torch.nn.utils.clip_grad_norm_ and returns their total norm.
 
-    The last element of each tensor is large enough to affect the Euclidean norm of a chunk: its square is more than 1%
-    of the total.
+    The last element of each tensor is so large that it affects the Euclidean norm of a chunk: its square is more than
+    1% of the chunk's sum of squares.
     """
     shapes = shapes_of(point)
     sizes = [math.prod(shape) for shape in shapes]
@@ -121,9 +119,8 @@ def _clip(x: torch.Tensor, point: Point, most: float) -> dict[str, torch.Tensor]
 
 
 def _clip_exactly(x: torch.Tensor, point: Point, most: float) -> dict[str, Exact]:
-    """Clip exactly. torch computes the norm of norms in float32 and adds 1e-6 to it before it divides
-    (clip_grad_norm_'s documentation).
-    """
+    """Return the exact norm and clipped gradients. torch computes the norm of the tensors' norms in float32, and adds
+    1e-6 to it before it divides (documentation of clip_grad_norm_)."""
     size = x.abs()
     norm = {2.0: size.square().sum().sqrt(), 1.0: size.sum(), math.inf: size.amax()}[point["norm"]]
     error = 4 * tolerances.summation(len(x))
@@ -146,9 +143,8 @@ def shapes_of(point: Point) -> list[tuple[int, ...]]:
 
 
 def _is_late(point: Point) -> bool:
-    """Whether the last parameter starts late; not with SGD's fused steps, which need momentum for all parameters or
-    none.
-    """
+    """Return whether the last parameter starts late. SGD's fused steps exclude this, because they need momentum for all
+    parameters or for none."""
     return bool(point["late"]) and (point["kind"], point["implementation"]) != ("SGD", "fused")
 
 
@@ -165,7 +161,7 @@ def options_of(point: Point) -> dict[str, Any]:
 def run_steps(
     start: torch.Tensor, *gradients: torch.Tensor, point: Point, options: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The parameters after each step of the optimizer of this kind."""
+    """Return the parameters after each step of the optimizer that `point` names."""
     sizes = [math.prod(shape) for shape in shapes_of(point)]
     parameters = parameters_of(start, point)
     rate: float | torch.Tensor = options["lr"]
@@ -188,7 +184,7 @@ def run_steps(
 
 
 def parameters_of(start: torch.Tensor, point: Point) -> list[torch.nn.Parameter]:
-    """The parameters with these values."""
+    """Return parameters with the values in `start`."""
     shapes = shapes_of(point)
     parts = torch.split(start, [math.prod(shape) for shape in shapes])
     return [torch.nn.Parameter(part.reshape(shape).clone()) for part, shape in zip(parts, shapes)]
@@ -200,18 +196,20 @@ def joined_parameters(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _takes_tensors(point: Point) -> bool:
-    """Whether the learning rate may be a tensor: since torch 2.1, and with foreach only if it is capturable."""
+    """Return whether this test passes the learning rate as a tensor: from torch 2.1 on, not for SGD, and not with
+    foreach."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return version >= (2, 1) and point["kind"] != "SGD" and point["implementation"] != "foreach"
 
 
 def _factor(point: Point) -> float:
-    """What the learning rate is multiplied by after each step, as a scheduler does."""
+    """Return the factor that multiplies the learning rate after each step, as a scheduler does."""
     return 0.5 if point["rate"] == "halved after each step" else 1.0
 
 
 def _layout(point: Point) -> str:
-    """The layout of the gradients. Fused kernels require that of the parameter: torch's CPU kernels do not check it."""
+    """Return the layout of the gradients. Fused kernels require the layout of the parameter, and torch's CPU kernels do
+    not check it."""
     return "contiguous" if point["implementation"] == "fused" else str(point["gradients"])
 
 
@@ -223,10 +221,10 @@ def _gradient_copy(gradient: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def exact_steps(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
-    """The steps in float64 with their tolerances.
+    """Return the steps in float64 with their tolerances.
 
-    The tolerance of a step is added to twice that of the previous steps: through the decay, an error of a parameter
-    also changes its next update, by less than the error itself.
+    The tolerance of a step is added to twice the tolerance of the previous step. The factor of two accounts for the
+    decay: an error of a parameter also changes its next update, by less than the error itself.
     """
     p, limit, count = start, torch.zeros_like(start), torch.zeros_like(start)
     first, second, most = (torch.zeros_like(start) for _ in range(3))
@@ -240,7 +238,8 @@ def exact_steps(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> 
         steps = count.clamp(min=1)
         decayed = gradient if point["kind"] == "AdamW" else gradient + decay * p
         if point["kind"] == "SGD":
-            kept = torch.where(count > 1, 1 - options["dampening"], 1.0)  # the first gradient is not dampened
+            # dampening does not apply to the first gradient
+            kept = torch.where(count > 1, 1 - options["dampening"], 1.0)
             buffer = options["momentum"] * first + kept * decayed
             update = decayed + options["momentum"] * buffer if options["nesterov"] else buffer
             correction = 0.0
@@ -256,7 +255,7 @@ def exact_steps(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> 
             update = update + decay * p
         first, update = torch.where(takes, buffer, first), torch.where(takes, update, 0.0)
         p = p - rate * update
-        # SGD has fewer roundings than Adam.
+        # Adam's tolerance serves SGD too, which has fewer roundings.
         limit = (
             2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(rate, update.abs(), number, correction)
         )
@@ -265,10 +264,11 @@ def exact_steps(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> 
 
 
 def _correction(point: Point, number: int) -> float:
-    """Error of the bias corrections: with `capturable` the device computes the powers of the betas in float32."""
+    """Return the error of the bias corrections. With `capturable`, the device computes the powers of the betas in
+    float32."""
     if not point["capturable"]:
         return 0.0
-    # The late parameter has a lower step number, for which a power's error has more effect.
+    # The late parameter has a lower step number, at which an error of a power has more effect.
     step = max(1, number - 1) if _is_late(point) else number
     return tolerances.power_correction(point["betas"][0], step) + tolerances.power_correction(point["betas"][1], step)
 

@@ -1,8 +1,8 @@
-"""optim.torch: steps of RMSprop, Adagrad, Adadelta, Adamax, NAdam and RAdam, SGD of half-precision parameters, and
-steps with scaled gradients, of which some are not finite.
+"""optim.torch: steps of RMSprop, Adagrad, Adadelta, Adamax, NAdam and RAdam, of SGD with half-precision parameters, and
+with scaled gradients, some of which are not finite.
 
-The formulas are those of the documentation of torch.optim. As in optimizer_sampled_cases, effective gradients have the
-parameters' signs, so that each update is the sum of its absolute terms.
+The formulas are those in the documentation of torch.optim. As in optimizer_sampled_cases, effective gradients have the
+signs of the parameters, so that |update| is the sum of the magnitudes of its terms.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.training import optimizer_sampled_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import FIXED, IMPLEMENTATIONS, RATE, SPACE
 
-STEPS = 7  # RAdam's rectified steps begin with the sixth for a beta of 0.9
+STEPS = 7  # with a second beta of 0.9, RAdam rectifies its steps from the sixth on
 SMALL_SHAPES = ("few", "few", "matrices", "matrices", "many", "scalar", "scalar", "chunk")
-MOMENTUM_DECAY = 2.0**-3  # of NAdam
+MOMENTUM_DECAY = 2.0**-3  # NAdam's option
 
 OTHERS: Mapping[str, Sequence[Any]] = {
     "kind": ("RMSprop", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam"),
@@ -34,10 +34,10 @@ OTHERS: Mapping[str, Sequence[Any]] = {
     "maximize": (False, True),
     "betas": ((0.9, 0.9), (0.5, 0.9), (0.8, 0.9)),
     "epsilon": (1e-8, 2.0**-6),
-    "momentum": (0.0, 0.5),  # of RMSprop
-    "centered": (False, True),  # RMSprop
-    "rate decay": (0.0, 0.25),  # of Adagrad
-    "decoupled": (False, True),  # NAdam's and RAdam's decay
+    "momentum": (0.0, 0.5),  # only RMSprop
+    "centered": (False, True),  # only RMSprop
+    "rate decay": (0.0, 0.25),  # only Adagrad
+    "decoupled": (False, True),  # the decay of NAdam and RAdam
     "gradients": ("contiguous", "turned"),
     "rate": (FIXED, "halved after each step"),
 }
@@ -56,10 +56,10 @@ SCALED: Mapping[str, Sequence[Any]] = {
     "implementation": ("loop", "foreach", "fused"),
     "shapes": ("few", "few", "matrices", "matrices", "many", "chunk"),
     "past": SPACE["past"],
-    "bad": (math.inf, -math.inf, math.nan),  # an element of the gradients in one step
+    "bad": (math.inf, -math.inf, math.nan),  # the value of one gradient element in the bad step
     "at": ("first", "middle", "last"),
     "bad step": (1, 2, 3, None),
-    "interval": (1, 2),  # steps without a bad element after which the scale is doubled
+    "interval": (1, 2),  # the scale is doubled after this many consecutive good steps
 }
 
 
@@ -73,8 +73,8 @@ def sampled_operations() -> tuple[Operation, ...]:
 
 
 def _possible(point: Point) -> bool:
-    """Without options that the kind does not have. RAdam's last steps would be too small with a decreasing rate to show
-    a changed gradient."""
+    """Return whether the optimizer has the options in `point`. A decreasing rate is excluded for RAdam: its last steps
+    would be too small to show a changed gradient."""
     kind = point["kind"]
     return (
         (kind != "RAdam" or point["rate"] == FIXED)
@@ -90,7 +90,8 @@ def _possible_half(point: Point) -> bool:
 
 
 def other(point: Point, seed: int) -> Case:
-    """Build the case for one combination of options (`point`): the initial parameters, then each step's gradients."""
+    """Build the case for one combination of options (`point`). Its inputs are the initial parameters and the gradients
+    of each step."""
     shapes = optimizer_sampled_cases.shapes_of(point)
     count = sum(map(math.prod, shapes))
     signs = hashed_inputs.signs(count, 30 * seed)
@@ -137,13 +138,15 @@ def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point, options: d
 
 
 def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
-    """The steps in float64 with their tolerances.
+    """Return the steps in float64 with their tolerances.
 
-    `amplified`: how much a relative error of a moment may grow in the update: by a difference, or by the squares of
-    earlier updates. `growth`: through the decay, an error of a parameter changes its gradient by decay times as much.
-    Gradients are at least 1/4, and so is the root of the mean of their squares, so that an update changes by at most 8
-    times as much as the gradients; RMSprop's root lacks the correction for the first steps, which makes it 50 times,
-    and twice that with momentum.
+    `amplified`: how much a relative error of a moment may grow in the update, because of a difference or of the squares
+    of earlier updates. `growth`: how much an error of a parameter may grow, because the decay times this error is added
+    to the gradient.
+
+    Gradients are at least 1/4, and so is the root of the mean of their squares. Therefore an update changes by at most
+    8 times the change of the gradient. RMSprop does not correct its root in the first steps, which makes the factor 50,
+    and 100 with momentum.
     """
     kind, decay, epsilon, (beta, beta2) = point["kind"], point["decay"], point["epsilon"], point["betas"]
     sign = -1.0 if point["maximize"] else 1.0
@@ -193,15 +196,16 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[
             update = update + decay * p
         p = p - rate * update
         arithmetic = tolerances.adam(rate, amplified * update.abs(), number, 0.0)
-        roundings = 2 if point["decoupled"] else 1  # decoupled decay multiplies the parameters before the step
+        # decoupled decay multiplies the parameters before the step: one more rounding
+        roundings = 2 if point["decoupled"] else 1
         limit = growth * limit + roundings * tolerances.rounding(p, torch.float32) + arithmetic
         found[f"step {number}"] = Exact(p, limit)
     return found
 
 
 def of_halves(point: Point, seed: int) -> Case:
-    """SGD of half-precision parameters. All numbers are integers times powers of two that need 8 bits, also momenta
-    and differences, so that the steps are exact."""
+    """Build a case of SGD with half-precision parameters. All numbers, also momenta and differences, are integers times
+    powers of two that need at most 8 bits. The steps are therefore exact."""
     point = {**point, "kind": "SGD", "rate": FIXED}
     shapes = optimizer_sampled_cases.shapes_of(point)
     count = sum(map(math.prod, shapes))
@@ -240,8 +244,8 @@ def _exact_halves(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -
 
 
 def scaled(point: Point, seed: int) -> Case:
-    """Steps with GradScaler. A step with a bad element must leave the parameters, and halve the scale; its other
-    gradients are 1."""
+    """Build a case of steps with GradScaler. A step with a bad element must leave the parameters unchanged and halve
+    the scale; all other gradient elements of that step are 1."""
     point = {
         **{name: values[0] for name, values in SPACE.items()},
         **point,
@@ -272,7 +276,8 @@ def scaled(point: Point, seed: int) -> Case:
 
 
 def _scales(point: Point) -> list[float]:
-    """The scale before each step, and after the last: doubled after a number of good steps, halved after a bad one."""
+    """Return the scale before each step and after the last one. It is doubled after a number of good steps, and halved
+    after a bad one."""
     found, good = [1024.0], 0
     for number in range(1, optimizer_sampled_cases.STEPS + 1):
         is_bad = number == point["bad step"]
@@ -284,7 +289,7 @@ def _scales(point: Point) -> list[float]:
 
 
 def _run_scaled(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, torch.Tensor]:
-    scaler_class: Any = getattr(torch.amp, "GradScaler", None)  # since torch 2.3
+    scaler_class: Any = getattr(torch.amp, "GradScaler", None)  # missing before torch 2.3
     if scaler_class is None:
         raise NotImplementedError("no torch.amp.GradScaler")
     parameters = optimizer_sampled_cases.parameters_of(start, point)
@@ -309,7 +314,8 @@ def _run_scaled(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> 
 
 
 def _exact_scaled(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
-    """The optimizer's steps without the bad one. Scales are powers of two, so that gradients are exact."""
+    """Return the optimizer's steps without the bad step. Scales are powers of two, so unscaling the gradients
+    is exact."""
     steps = list(optimizer_sampled_cases.exact_steps(start, *gradients, point=point).values())
     found, last = {}, without_rounding(start)
     for number, scale in enumerate(_scales(point)[1:], start=1):

@@ -1,6 +1,6 @@
-"""A small GPT of operations that have deterministic kernels on every device.
+"""A small GPT that consists of operations with deterministic kernels on every device.
 
-Its parameters and tokens come from counters.
+Its parameters and tokens are hashes of counters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Parameters = dict[str, torch.Tensor]
 
 
 def parameters(device: torch.device) -> Parameters:
-    """float32 leaves by name, scaled to keep activations near 1."""
+    """Return float32 leaf tensors by name, scaled to keep activations near 1."""
     shapes: dict[str, tuple[int, ...]] = {"embedding": (VOCABULARY, WIDTH), "position": (LENGTH, WIDTH)}
     for layer in range(LAYERS):
         shapes[f"{layer} attention"] = (3 * WIDTH, WIDTH)
@@ -36,12 +36,13 @@ def parameters(device: torch.device) -> Parameters:
 
 
 def tokens(number: int) -> torch.Tensor:
-    """A batch of tokens (BATCH, LENGTH + 1), int64, on the host."""
+    """Return a batch of tokens (BATCH, LENGTH + 1), int64, on the host."""
     return (hashed_inputs.hashes(BATCH * (LENGTH + 1), 720 + number) % VOCABULARY).reshape(BATCH, LENGTH + 1)
 
 
 def loss(weights: Parameters, batch: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of each next token. Attention is written out, because fused kernels may not be deterministic."""
+    """Return the cross-entropy of each next token. Attention is written out in single operations, because fused kernels
+    may not be deterministic."""
     x = F.embedding(batch[:, :-1], weights["embedding"]) + weights["position"]
     future = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=batch.device).triu(1)
     for layer in range(LAYERS):
@@ -57,6 +58,7 @@ def loss(weights: Parameters, batch: torch.Tensor) -> torch.Tensor:
 
 
 def be_deterministic() -> None:
-    """Make this process deterministic; call it before cuBLAS starts, which reads the variable at that time."""
+    """Make this process deterministic. Call this before cuBLAS starts, because cuBLAS reads the environment variable
+    when it starts."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.set_deterministic_debug_mode("error")

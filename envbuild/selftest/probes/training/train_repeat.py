@@ -17,7 +17,7 @@ from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, 
 
 STEPS, RATE = 3, 0.5
 PROCESSES = 2
-SECONDS = 60.0  # limit for each process
+SECONDS = 60.0  # time limit for each process
 
 
 def train_repeat(context: Context) -> None:
@@ -44,14 +44,14 @@ def _trained(device: str, threads: int, precision: torch.dtype | None) -> Work:
 
 
 def digests(device: torch.device, precision: torch.dtype | None) -> dict[str, str]:
-    """sha256 of the losses and of each parameter after some steps of gradient descent."""
+    """Return the sha256 of the losses and of each parameter after some steps of gradient descent."""
     weights = parameters(device)
     losses = []
     for number in range(STEPS):
         with torch.autocast(device.type, dtype=precision or torch.bfloat16, enabled=precision is not None):
             value = loss(weights, tokens(number).to(device))
         gradients = torch.autograd.grad(value, list(weights.values()))
-        with torch.no_grad():  # by hand: importing torch.optim's compiler takes longer than all steps
+        with torch.no_grad():  # gradient descent without torch.optim, whose import takes longer than all steps
             for leaf, gradient in zip(weights.values(), gradients):
                 leaf -= RATE * gradient
         losses.append(value.detach())
@@ -61,7 +61,7 @@ def digests(device: torch.device, precision: torch.dtype | None) -> dict[str, st
 
 
 def _compare(context: Context, name: str, endings: Sequence[ForkEnding]) -> None:
-    """Compare every run with the first run of the first process."""
+    """Compare every other run with the first run of the first process."""
     for number, ending in enumerate(endings):
         if "skip" in ending.reported:
             raise Skip(str(ending.reported["skip"]))

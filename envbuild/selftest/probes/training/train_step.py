@@ -18,21 +18,22 @@ WIDTH, DEPTH, HEADS, HIDDEN = 64, 2, 4, 128
 BATCH, LENGTH = 4, 37
 RATE, MOMENTUM = 0.05, 0.9
 
-# The largest relative distance of a loss from the float64 run's. Measured on a CPU: float32 reaches 1.3e-7 and bfloat16
-# 9e-3. The bound allows other orders of summation; TF32 rounds factors to 2^-11, 8 times finer than bfloat16.
+# The largest allowed difference between a loss and that of the float64 run, relative to the latter. Measured on a CPU,
+# float32 reaches 1.3e-7 and bfloat16 9e-3. The tolerance allows other orders of summation. TF32 rounds factors to
+# 2^-11, 8 times finer than bfloat16.
 LOSS_BOUND, LOSS_BOUND_TF32 = 1e-5, 3e-3
 
 
 @dataclass(frozen=True)
 class Training:
-    """The loss before each step, and the sha256 of all weights after the last."""
+    """The loss before each step, and the sha256 of all weights after the last step."""
 
     losses: tuple[float, ...]
     weights: str
 
 
 def model(device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    """Two transformer blocks whose matrices come from counters, so that they are the same everywhere."""
+    """Return two transformer blocks. Their matrices are hashes of counters, so that they are the same everywhere."""
     blocks = [
         torch.nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=True)
         for _ in range(DEPTH)
@@ -43,12 +44,13 @@ def model(device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
             if weights.dim() > 1:
                 weights.copy_(hashed_inputs.signed(weights.shape, seed) / math.sqrt(weights.shape[1]))
             elif name.endswith("bias"):
-                weights.zero_()  # the other 1-D parameters are the norms' weights, initialised to 1
+                # the other one-dimensional parameters are the weights of norms, which torch initialises to 1
+                weights.zero_()
     return network.to(device, dtype)
 
 
 def train(device: torch.device, dtype: torch.dtype) -> Training:
-    """Fit fixed inputs to fixed targets; each step's gradients depend on all previous steps."""
+    """Train on fixed inputs and targets. The gradients of each step depend on all previous steps."""
     network = model(device, dtype)
     x, target = (hashed_inputs.signed((BATCH, LENGTH, WIDTH), seed).to(device, dtype) for seed in (41, 42))
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
@@ -92,5 +94,5 @@ def train_step(context: Context) -> None:
 
 
 def _relative(got: float, wanted: float) -> float:
-    """The relative distance; infinite for NaN, so that it counts as the largest."""
+    """Return the relative distance. It is infinite for NaN, so that NaN counts as the largest."""
     return abs(got - wanted) / abs(wanted) if math.isfinite(got) else math.inf
