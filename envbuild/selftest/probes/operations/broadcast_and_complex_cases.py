@@ -1,8 +1,8 @@
-"""Functions of two tensors that broadcast against each other, and their gradients; of bits, of gates, and of complex
-numbers.
+"""Functions of two tensors that broadcast against each other, with their gradients; bitwise functions; gated
+activations; and functions of complex numbers.
 
-Expected results are computed from expanded copies in float64, so that no broadcasting kernel takes part; gradients are
-summed over the expanded dimensions there.
+Expected results are computed in float64 from expanded copies, so that no broadcasting kernel takes part. The expected
+gradients are then summed over the expanded dimensions.
 """
 
 from __future__ import annotations
@@ -29,22 +29,27 @@ Shape = tuple[int, ...]
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MOST = 6000  # elements of a result
+MOST = 6000  # maximum number of elements of a result
 FEW = 300  # the same where derivatives are rounded to half precision before they are summed
-# Roundings of a derivative that torch composes of other operations, each of a positive factor. The most are those of
-# atan2, g y / (x x + y y): the squares (one counts, as both terms are positive), their sum, the reciprocal, and two
-# products (torch/csrc/autograd/FunctionsManual.cpp). glu has as many: 1 - s, and products with s, the gradient and x.
+# How often a derivative that torch composes of other operations is rounded, each time relative to a positive factor.
+# The maximum is that of atan2, g y / (x x + y y): the squares (one counts, as both terms are positive), their sum, the
+# reciprocal, and two products (torch/csrc/autograd/FunctionsManual.cpp). glu has as many: 1 - s, and products with s,
+# the gradient and x.
 STEPS = 5
-# The functions within them, in float32: at most a power (8 units in the last place) times a logarithm (1), and the
-# rounding of both results (CUDA C++ Programming Guide, maximum errors of the standard functions). A unit is 2 u.
+# Error of the float32 functions within a composed derivative: at most a power (8 units in the last place) times a
+# logarithm (1 unit), and the rounding of both results (CUDA C++ Programming Guide, maximum errors of the standard
+# functions). A unit in the last place is 2 u.
 ELEMENTARY = (2 * (8 + 1) + 2) * tolerances.ROUNDED
 LENGTHS = (1, 2, 3, 4, 7, 8, 17, 31, 33, 65, 129, 257)
 
 
 @dataclass(frozen=True)
 class Function:
-    """`call(x, y)` as models call it, and `formula(x, y)` in float64. `values`: of x and y, see _values. `whole`:
-    results and derivatives have so few digits that only the result is rounded."""
+    """A function of two tensors.
+
+    `call(x, y)`: the function as models call it. `formula(x, y)`: the same in float64. `values`: the kinds of values in
+    x and y, see _values. `whole`: results and derivatives have so few digits that only the final result is rounded.
+    """
 
     call: Binary
     formula: Binary
@@ -91,7 +96,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "xlogy": Function(lambda x, y: torch.xlogy(x, y), lambda x, y: x * y.log(), ("whole", "positive"), False),
 }
-# The shapes of x and y, and of the result: (a, b, c).
+# For each pattern, the shapes of x and y. The result has the shape (a, b, c).
 PATTERNS: dict[str, Callable[[int, int, int], tuple[Shape, Shape]]] = {
     "same": lambda a, b, c: ((a, b, c), (a, b, c)),
     "outer": lambda a, b, c: ((a, b, 1), (1, 1, c)),
@@ -107,8 +112,8 @@ PATTERNS: dict[str, Callable[[int, int, int], tuple[Shape, Shape]]] = {
 
 
 def _values(kind: str, shape: Shape, seed: int) -> torch.Tensor:
-    """ "whole": 1 to 9 and -1 to -9. "powers": 1/2, 1, 2, 4 and their negatives. "between": halves between whole
-    numbers. "positive": 1 to 9. "small": 1 to 3."""
+    """Return values of one kind. "whole": 1 to 9 and -1 to -9. "powers": 1/2, 1, 2, 4 and their negatives. "between":
+    whole numbers plus 1/2. "positive": 1 to 9. "small": 1 to 3."""
     size = shape or (1,)
     x = hashed_inputs.whole(size, seed, 9)
     if kind == "powers":
@@ -121,7 +126,7 @@ def _values(kind: str, shape: Shape, seed: int) -> torch.Tensor:
 
 
 def broadcast(point: Point, seed: int) -> Case:
-    """Two tensors of different shapes and, for some points, different dtypes."""
+    """Build a case with two tensors of different shapes and, for some points, different dtypes."""
     function, dtype = FUNCTIONS[point["function"]], point["dtype"]
     a, b, c = point["first"], point["middle"], point["last"]
     shapes = PATTERNS[point["shapes"]](a, b, c)
@@ -151,9 +156,9 @@ def _is_broadcast(point: Point) -> bool:
     count = point["first"] * point["middle"] * point["last"]
     is_half = point["dtype"] != torch.float32 or point["other dtype"] != "same"
     if not FUNCTIONS[point["function"]].whole and is_half and (count > FEW or point["shapes"].endswith("scalar")):
-        return False  # rounded terms: their sums have a tolerance that hides a term
+        return False  # the terms are rounded, so their sums have a tolerance that hides an error of one term
     is_small = count <= MOST
-    # lerp and addcmul require one dtype.
+    # lerp, addcmul and addcdiv require both tensors to have the same dtype.
     return is_small and (point["other dtype"] == "same" or not point["function"].startswith(("lerp", "addc")))
 
 
@@ -169,10 +174,12 @@ def _broadcast(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, point: Poin
 
 
 def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
-    """A derivative that torch composes has the relative error STEPS u + ELEMENTARY, with u of the least precise dtype;
-    then the products with `grad` are summed. A result has that error too, relative to |x| + |y| + |result|, because the
-    terms of a sum may cancel. Whole numbers and powers of two have exact products, and their sums have fewer digits
-    than float32."""
+    """Return the expected results.
+
+    A derivative that torch composes has the relative error STEPS u + ELEMENTARY, with u of the least precise dtype.
+    Then the products with `grad` are summed. A result has the same error relative to |x| + |y| + |result|, because the
+    terms of a sum may cancel. Products of whole numbers and powers of two are exact, and float32 represents their sums.
+    """
     function, shape = FUNCTIONS[point["function"]], grad.shape
     leaves = [part.expand(shape).contiguous().flatten().requires_grad_() for part in (x, y)]
     value = function.formula(*leaves)
@@ -187,7 +194,7 @@ def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, poi
     for name, part, term, kind in zip("xy", (x, y), terms, kinds):
         total, size = (_summed(each.view(shape), part.shape) for each in (term, term.abs() + grad.abs().flatten()))
         count = grad.numel() // max(1, part.numel())
-        # Computed in the dtype of the result, then converted to that of the input.
+        # The kernel computes the sum in the dtype of the result, then converts it to that of the input.
         limit = (
             lost_in_rounding(total, result)
             + lost_in_rounding(total, kind)
@@ -198,7 +205,7 @@ def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, poi
 
 
 def _summed(terms: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The sums over the dimensions that a tensor of this shape was expanded in."""
+    """Sum over the dimensions in which a tensor of this shape was expanded."""
     padded = (1,) * (terms.dim() - len(shape)) + tuple(shape)
     dims = [dim for dim, n in enumerate(padded) if n == 1]
     return (terms.sum(dims) if dims else terms).reshape(shape)
@@ -229,7 +236,7 @@ BITS: dict[str, tuple[Binary, Callable[[int, int], int]]] = {
 
 
 def bit_case(point: Point, seed: int) -> Case:
-    """Whole numbers with all functions of BITS; y is broadcast."""
+    """Build a case that applies all functions of BITS to whole numbers; y is broadcast."""
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     shape = {"same": (rows, length), "row": (length,), "column": (rows, 1), "one": (1,)}[point["other"]]
     x, y = hashed_inputs.whole((rows, length), seed, 100), hashed_inputs.whole(shape, seed + 1, 30)
@@ -252,7 +259,7 @@ def _bits_by_hand(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> Expec
     for name, (_, by_hand) in BITS.items():
         values = [by_hand(*pair) & 255 if dtype == torch.uint8 else by_hand(*pair) for pair in pairs]
         exact = torch.tensor(values, dtype=torch.float64).view(x.shape)
-        if name == "remainder of a number":  # of y alone
+        if name == "remainder of a number":  # this function does not use x
             exact = torch.tensor([17 % one for one in y.flatten().tolist()], dtype=torch.float64).view(y.shape)
         found[name] = without_rounding(exact)
     return found
@@ -289,7 +296,7 @@ def _gates_exactly(name: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def gate(point: Point, seed: int) -> Case:
-    """Activations of two inputs, or of an input and learned weights."""
+    """Build a case of a gated activation, of two halves of an input or of an input and learned weights."""
     rows, width, dtype = 2 * point["rows"], 2 * point["width"], point["dtype"]
     x = hashed_inputs.whole((rows, width), seed, 24) / 8
     w = hashed_inputs.whole((width,), seed + 1, 7) / 8
@@ -310,7 +317,8 @@ def _gate(x: torch.Tensor, grad: torch.Tensor, w: torch.Tensor | None = None, *,
 
 
 def _gate_exactly(x: torch.Tensor, grad: torch.Tensor, w: torch.Tensor | None = None, *, point: Point) -> Expected:
-    """Values are at most 3, and so are the factors of gates; composed gates round STEPS times."""
+    """Return the expected results. Values are at most 3, and so are the factors of gates. Composed gates are rounded
+    STEPS times."""
     dtype = point["dtype"]
     leaves = [x.detach().requires_grad_(), *([] if w is None else [w.detach().requires_grad_()])]
     output = _gates_exactly(point["function"], leaves[0], leaves[-1])
@@ -326,7 +334,7 @@ def _gate_exactly(x: torch.Tensor, grad: torch.Tensor, w: torch.Tensor | None = 
         if point["function"].startswith("glu"):  # torch's CPU kernel rounds the sigmoid s before it computes s (1 - s)
             dim = int(point["function"] == "glu")
             limit.narrow(dim, x.shape[dim] // 2, x.shape[dim] // 2).add_(2 * u * 3 * grad.abs())
-        if n:  # torch rounds each product to the dtype, and sums them in float32
+        if n:  # torch rounds each product to the dtype, and sums the products in float32
             limit = limit + terms * (u + tolerances.summation(terms)) * 9
         found[f"gradient {n}"] = Exact(slope, tolerances.rounding(slope, dtype) + limit)
     return found
@@ -349,14 +357,16 @@ COMPLEX: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-# Roundings of |x|: 3 units in the last place of CUDA's hypotf, 2 of its hypot (the same guide), and that of the result.
+# Roundings of |x|: 3 units in the last place for CUDA's hypotf, 2 for its hypot (CUDA C++ Programming Guide), and the
+# rounding of the result.
 MODULUS = 2 * 3 + 1
-CONJUGATED = "conjugated"  # a view that torch conjugates when it is read
-WITH_GRADIENT = ("contiguous", CONJUGATED)  # with the other layouts the gradient would be of a copy
+CONJUGATED = "conjugated"  # a lazy conjugate view, which torch resolves when it reads it
+WITH_GRADIENT = ("contiguous", CONJUGATED)  # with the other layouts, the leaf would be a copy
 
 
 def complex_numbers(point: Point, seed: int) -> Case:
-    """Complex numbers with whole parts, as pairs of real numbers; y has one row if it is broadcast."""
+    """Build a case with complex numbers whose parts are whole numbers, given as pairs of real numbers. If y is
+    broadcast, it has one row."""
     rows, width = point["rows"], point["width"]
     others = 1 if point["broadcast"] else rows
     x, y = hashed_inputs.whole((rows, width, 2), seed, 5), hashed_inputs.whole((others, width, 2), seed + 1, 5)
@@ -382,19 +392,21 @@ def _complex(x: torch.Tensor, y: torch.Tensor, point: Point) -> Results:
 
 
 def _upstream(result: torch.Tensor) -> torch.Tensor:
-    """The same small whole numbers on each device, by position."""
+    """Return the gradient of the result: small whole numbers that depend only on the position, the same on every
+    device."""
     numbers = torch.arange(result.numel(), device=result.device) % 5 - 2
     return numbers.to(result.dtype).view(result.shape)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a + i b) (c + i d) without a matrix product: products that are broadcast, and added."""
+    """Return (a + i b) (c + i d) without a matrix product: elementwise products are broadcast and then added."""
     real, imaginary = a[:, :, None] * c - b[:, :, None] * d, a[:, :, None] * d + b[:, :, None] * c
     return real.sum(1), imaginary.sum(1)
 
 
 def _complex_by_hand(x: torch.Tensor, y: torch.Tensor, point: Point) -> Expected:
-    """The real and imaginary parts by their formulas: whole numbers that float32 represents."""
+    """Return the expected real and imaginary parts by their formulas. They are whole numbers that float32
+    represents."""
     leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
     other = leaves[1].expand(x.shape)
     (a, b), (c, d) = (part.unbind(-1) for part in (leaves[0], other))
@@ -417,14 +429,14 @@ def _complex_by_hand(x: torch.Tensor, y: torch.Tensor, point: Point) -> Expected
     result = torch.stack(parts[point["function"]](), -1)
     error = torch.zeros_like(result.detach())
     is_exact, u = point["function"] != "squares", tolerances.unit_roundoff(point["dtype"])
-    if not is_exact:  # |x| twice, its square, and the sum with y
+    if not is_exact:  # |x| counts twice because it is squared; the square and the sum with y are rounded
         squares = torch.stack((a * a + b * b, torch.zeros_like(a)), -1).detach()
         error = u * ((2 * MODULUS + 1) * squares + result.detach().abs())
     found = {"output": Exact(result.detach(), error)}
     if point["layout"] in WITH_GRADIENT:
         slopes = torch.autograd.grad((result * _upstream(result)).sum(), leaves)
         for name, slope in zip(("gradient of x", "gradient of y"), slopes):
-            # 2 |x| g x / |x|: two products and a quotient in addition to |x| twice.
+            # 2 |x| g x / |x| has two products and one quotient, in addition to the error of |x|, which counts twice.
             found[name] = without_rounding(slope) if is_exact else Exact(slope, (2 * MODULUS + 3) * u * slope.abs())
     return found
 

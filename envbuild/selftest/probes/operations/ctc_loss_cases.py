@@ -1,7 +1,7 @@
 """The connectionist temporal classification loss (CTC) of sampled lengths, forward and backward.
 
-The reference sums the probabilities of all alignments with the forward recursion of Graves et al., "Connectionist
-temporal classification", 2006, in float64, and autograd computes its derivatives.
+The reference sums the probabilities of all alignments in float64 with the forward recursion of Graves et al.,
+"Connectionist temporal classification", 2006. autograd computes its derivatives.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
-STEPS = 16  # roundings of a logarithm of a sum of three exponentials, and of the sums around it
+STEPS = 16  # roundings of the logarithm of a sum of three exponentials, and of the additions around it
 
 
 def ctc(point: Point, seed: int) -> Case:
-    """Logits (times, samples, classes), targets of different lengths, and the gradient of each sample's loss. The first
-    sample is as long as possible; with `too long`, the last one's targets do not fit into its times."""
+    """Build a case. Its inputs are logits (times, samples, classes), targets of different lengths and, with reduction
+    "none", the gradient of each sample's loss. The first sample has the full length. With `too long`, the targets of
+    the last sample do not fit into its times."""
     samples, classes, times, length = point["samples"], point["classes"], point["times"], point["length"]
     logits = hashed_inputs.whole((times, samples, classes), seed, 8) / 4
     drawn = hashed_inputs.hashes(samples * length, seed + 1).view(samples, length) % (classes - 1)
     blank = _blank(point)
     targets = drawn + (drawn >= blank).to(torch.int64)
     if length > 1:
-        targets[:, 1] = targets[:, 0]  # a repeated class needs a blank in between
+        targets[:, 1] = targets[:, 0]  # between two equal classes, the alignment needs a blank
     grad = hashed_inputs.whole((samples,), seed + 2, 3)
     name = (
         f"losses by ctc_loss, {times} times of {samples}x{classes}, targets of {length} {point['targets']}, "
@@ -47,13 +48,13 @@ def ctc(point: Point, seed: int) -> Case:
 
 
 def _blank(point: Point) -> int:
-    """The number of the class that is a blank."""
+    """Return the index of the blank class."""
     last = int(point["classes"]) - 1
     return {"first": 0, "last": last, "middle": (last + 1) // 2}[point["blank"]]
 
 
 def _lengths(point: Point) -> tuple[list[int], list[int]]:
-    """The number of times and of targets of each sample."""
+    """Return the numbers of times and of targets of each sample."""
     times = [point["times"] - number % 3 for number in range(point["samples"])]
     lengths = [point["length"] - number % 2 * (point["length"] > 1) for number in range(point["samples"])]
     if point["too long"]:
@@ -62,7 +63,7 @@ def _lengths(point: Point) -> tuple[list[int], list[int]]:
 
 
 def _is_ctc(point: Point) -> bool:
-    # A blank must lie between equal classes: at most as many more times as there are classes, less one.
+    # A blank must lie between equal classes, so n targets need at most 2 n - 1 times.
     fits = point["times"] - 2 >= 2 * point["length"] - 1 and point["classes"] > 2
     return fits and (not point["too long"] or (point["samples"] > 1 and point["length"] > 2))
 
@@ -84,15 +85,15 @@ def _ctc(logits: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor | None 
 def _ctc_exactly(
     logits: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor | None = None, *, point: Point
 ) -> Expected:
-    """Each of the T steps of both recursions adds STEPS roundings of logarithms of the size of the loss, also to the
-    probabilities in the gradient, which are at most 1."""
+    """Return the expected loss and gradient. Each of the T steps of both recursions adds STEPS roundings of logarithms
+    whose size is that of the loss. They also affect the probabilities in the gradient, which are at most 1."""
     leaf = logits.detach().requires_grad_()
     probabilities = leaf - leaf.logsumexp(-1, keepdim=True)
     times, lengths = _lengths(point)
     losses = []
     for sample, (duration, count) in enumerate(zip(times, lengths)):
         if point["too long"] and sample == len(times) - 1:
-            losses.append(0 * leaf.sum())  # no alignment: zero_infinity
+            losses.append(0 * leaf.sum())  # no alignment exists; zero_infinity makes the loss 0
             continue
         losses.append(-_alignments(probabilities[:duration, sample], targets[sample, :count].tolist(), _blank(point)))
     each = torch.stack(losses)
@@ -110,7 +111,8 @@ def _ctc_exactly(
 
 
 def _alignments(probabilities: torch.Tensor, classes: list[int], blank: int) -> torch.Tensor:
-    """The logarithm of the probability of all alignments of `classes`, from logarithms (times, classes)."""
+    """Return the logarithm of the total probability of all alignments of `classes`, given log-probabilities (times,
+    classes)."""
     path = [blank]
     for each in classes:
         path += [each, blank]

@@ -33,12 +33,13 @@ SPREAD = (
     100.0,
     2.0**-10,
     24.0,
-)  # factors of elements, in turn: where functions bend, where they end, and close to 0
+)  # elements are multiplied by these in turn: so that functions bend, saturate, or are close to 0 there
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation function. `call`: the function as models call it. `exact`: its value and derivative in float64."""
+    """An activation function. `call`: the function as models call it. `exact`: returns its value and derivative in
+    float64."""
 
     call: Elementwise
     exact: Callable[[torch.Tensor], Values]
@@ -85,7 +86,8 @@ def _elu(x: torch.Tensor) -> Values:
 
 
 def _pieces(x: torch.Tensor, low: float, high: float, negative: float) -> Values:
-    """A piecewise linear function: slope 1 between `low` and `high`, `negative` below, 0 above.
+    """Return value and derivative of a piecewise linear function with slope `negative` below `low`, 1 between `low` and
+    `high`, and 0 above.
 
     At `low` and at `high`, the derivative is that of the outer piece.
     """
@@ -95,7 +97,7 @@ def _pieces(x: torch.Tensor, low: float, high: float, negative: float) -> Values
 
 
 def _differentiated(function: Elementwise) -> Callable[[torch.Tensor], Values]:
-    """The value and the derivative of a formula in float64."""
+    """Return a function that computes the value and the derivative of a formula in float64."""
 
     def exact(x: torch.Tensor) -> Values:
         leaf = x.detach().requires_grad_()
@@ -182,7 +184,7 @@ PIECEWISE = (
     "relu in place",
     "leaky_relu in place",
     "abs",
-)  # only the result is rounded
+)  # functions in which only the result is rounded
 AROUND_ONE = (
     "sigmoid",
     "softplus",
@@ -192,7 +194,7 @@ AROUND_ONE = (
     "hardsigmoid",
     "softplus beta 2",
     "erf",
-)  # half types round them to one number near 0
+)  # functions for which half precision rounds the results near 0 to one number
 FROM_RESULT = (
     "sigmoid",
     "tanh",
@@ -202,13 +204,15 @@ FROM_RESULT = (
     "selu",
     "celu",
     "elu alpha 0.5",
-)  # the derivative is computed from the rounded result
-POWERS = ("sqrt", "rsqrt", "reciprocal")  # likewise: the derivative is a power of the result, up to its cube
-POSITIVE, LEAST = (*POWERS, "log", "log1p"), 2.0**-6  # functions of positive arguments, and the smallest argument
-# How often torch rounds to the dtype within a derivative that it composes of other operations, on each device (its
-# derivatives.yaml: log1p's is grad / (x + 1)).
+)  # functions whose derivative is computed from the rounded result
+POWERS = ("sqrt", "rsqrt", "reciprocal")  # as FROM_RESULT: the derivative is a power of the result, at most its cube
+# functions that need positive arguments, and the smallest argument
+POSITIVE, LEAST = (*POWERS, "log", "log1p"), 2.0**-6
+# How often torch rounds to the dtype within a derivative that it composes of other operations, on each device. For
+# example, derivatives.yaml gives grad / (x + 1) for log1p.
 COMPOSED = {"square": 2, "erf": 4, "atan": 4, "sin": 1, "cos": 1, "log1p": 1, "reciprocal": 2, "rsqrt": 3}
-LARGEST = {torch.float32: 80.0, torch.float16: 9.0, torch.bfloat16: 80.0}  # three times the exponential is finite
+# largest argument of exp, so that three times the result is finite
+LARGEST = {torch.float32: 80.0, torch.float16: 9.0, torch.bfloat16: 80.0}
 
 ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": lambda x, y: torch.add(x, y),
@@ -356,7 +360,7 @@ FRACTIONAL = (
     *("div", "lerp", "floor", "ceil", "round", "trunc", "addcdiv", "copysign", "hypot", "lerp 2", "lerp by a tensor"),
     *("div in place", "frac", "nan_to_num", "maximum with NaN", "minimum with NaN", "clamp with NaN", "relu with NaN"),
     *("fmax with NaN", "isfinite", "sign of zero"),
-)  # not for integers
+)  # functions that are not tested with integers
 OTHERS = ("same", "row", "column", "column of a matrix", "number", "vector")
 
 MOVES: dict[str, Callable[[torch.Tensor, torch.dtype, str], torch.Tensor]] = {
@@ -373,14 +377,14 @@ MOVES: dict[str, Callable[[torch.Tensor, torch.dtype, str], torch.Tensor]] = {
     ),
 }
 COPIED = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
-FEW, MOST = 5000, 20000  # elements of an activation, and of a copy
-HALFWAYS = 400  # numbers that a case casts; as many are halfway between two, and just below and above halfway
-BLOCKS = (65536, 131072, 1 << 20)  # elements; copies of half a MiB and more use different kernels
+FEW, MOST = 5000, 20000  # maximum number of elements of an activation, and of a copy
+HALFWAYS = 400  # numbers in a cast; each also occurs halfway to the next one, and just below and above halfway
+BLOCKS = (65536, 131072, 1 << 20)  # numbers of elements; copies of half a MiB and more use different kernels
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation. `rounded_sums`: kernels may round intermediate results to the dtype, as torch's CPU kernels
-    do."""
+    """Return the operations. `rounded_sums`: kernels may round intermediate results to the dtype, as torch's CPU
+    kernels do."""
     makers = ElementwiseMakers(rounded_sums)
     return (
         Operation(
@@ -423,7 +427,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
             {"source": (torch.float32, torch.float64), "target": tuple(exact_fixed_cases.FORMATS), "layout": MATRICES},
             cast,
             {"quick": 16, "standard": 36, "full": 60},
-            # torch casts float64 to smaller dtypes than float32 via float32, and rounds twice.
+            # torch casts float64 to dtypes smaller than float32 in two steps, via float32, and so rounds twice.
             lambda point: (point["source"] == torch.float64) == (point["target"] == torch.float32),
         ),
         Operation(
@@ -456,7 +460,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
 
 
 def _fits(point: Point, most: int) -> bool:
-    """Whether the tensor has at most that many elements."""
+    """Return whether the tensor has at most `most` elements."""
     return bool(point["rows"] * point["length"] <= most)
 
 
@@ -478,7 +482,7 @@ class ElementwiseMakers:
         x = x.view(shape).to(dtype)
         if function in PIECEWISE:
             x.view(-1)[::5] = 0  # where the slope changes
-        if function in KINKED:  # the slope there is a convention
+        if function in KINKED:  # the derivative at a kink is a convention, so these arguments are avoided
             x[x.abs() == KINKED[function]] += 1
         grad = hashed_inputs.whole(shape, seed + 1, 3).to(dtype)
         name = f"{function} {shape[0]}x{shape[1]}, {point['layout']}"
@@ -507,7 +511,7 @@ class ElementwiseMakers:
 
     def block(self, point: Point, seed: int) -> Case:
         count = point["elements"] + point["more"]
-        x = hashed_inputs.hashes(count, seed)  # 32 bits: exact in float64
+        x = hashed_inputs.hashes(count, seed)  # hashes have 32 bits, which float64 represents
         if point["dtype"] != torch.int64:
             x = (x % 251).to(point["dtype"])
         name = f"{point['function']} of {count} elements at an offset of {point['offset']}"
@@ -516,8 +520,10 @@ class ElementwiseMakers:
 
 
 def cast(point: Point, seed: int) -> Case:
-    """Numbers of a smaller dtype, halfway to the next, just before and after that, and, for 16 bits, beyond the largest
-    (8-bit dtypes differ there). The result is the nearest number; halfway between two, the even one."""
+    """Build a case that casts numbers to a smaller dtype: numbers of that dtype, numbers halfway to the next one, and
+    numbers just below and above halfway. For 16-bit dtypes, a number beyond the largest is included, too; the
+    conversions to 8-bit dtypes differ there. The right result is the nearest number; halfway between two, the even one.
+    """
     source, target = point["source"], point["target"]
     numbers = (
         exact_fixed_cases.decode(exact_fixed_cases.finite_patterns(target), target)
@@ -539,7 +545,8 @@ def cast(point: Point, seed: int) -> Case:
 
 
 def _floats(seed: int) -> torch.Tensor:
-    """Consecutive float32 numbers, as float64; half of them subnormal."""
+    """Return consecutive float32 numbers as float64: half of them subnormal, or, for even seeds, larger numbers of the
+    same digits."""
     first = (1 << 23) - 1000
     return torch.arange(first, first + 2000, dtype=torch.float64) * 2.0 ** (-149 if seed % 2 else 3)
 
@@ -555,14 +562,15 @@ def _nearest(x: torch.Tensor, target: torch.dtype) -> Expected:
 
 
 def cast_of_integers(point: Point, seed: int) -> Case:
-    """Integers, some of them with more digits than the floating-point dtype has, and fractions, which are truncated."""
+    """Build a case that casts integers to floating point, some with more digits than the dtype has, or fractions to
+    integers, which truncates them."""
     source, target = point["source"], point["target"]
     if source.is_floating_point:
         most = {torch.float16: 1 << 14, torch.bfloat16: 1 << 14}.get(source, 1 << 15)
         x = (hashed_inputs.signed((50, 9), seed) * most).to(source)
         x[::2] /= 256
     else:
-        # torch converts to half types via float32: integers with more bits would be rounded twice.
+        # torch converts integers to half precision via float32; integers with more bits would be rounded twice.
         bits = {torch.float16: 15, torch.bfloat16: 23}.get(target, 40 if source == torch.int64 else 30)
         x = hashed_inputs.hashes(450, seed) * 251 % (1 << bits) + torch.arange(450)
         x = (
@@ -597,8 +605,8 @@ def _activated(x: torch.Tensor, grad: torch.Tensor, function: str, layout: str) 
 def _activated_exactly(
     x: torch.Tensor, grad: torch.Tensor, function: str, dtype: torch.dtype, rounded: bool
 ) -> Expected:
-    """The tolerance is tolerances.activation of the value that the factor in [0, 1] is multiplied by. For a derivative
-    that is computed from the rounded result, the effect of that rounding is added."""
+    """Return the expected results. The tolerance is tolerances.activation of the factor that a value in [0, 1] is
+    multiplied by. If the derivative is computed from the rounded result, the effect of that rounding is added."""
     value, slope = ACTIVATIONS[function].exact(x)
     if function in ("exp", "tanh", "square", *POWERS):
         size = value.abs()
@@ -608,7 +616,7 @@ def _activated_exactly(
     if function in PIECEWISE:
         size = steepness = torch.zeros_like(x)
     output = Exact(value, tolerances.rounding(value, dtype) + tolerances.activation(size))
-    if rounded and function == "rsqrt":  # torch's CPU kernel rounds the root, and then the quotient
+    if rounded and function == "rsqrt":  # torch's CPU kernel rounds the square root, and then the quotient
         output = Exact(value, output.bound + tolerances.unit_roundoff(dtype) * value)
     gradient = grad * slope
     limit = tolerances.rounding(gradient, dtype) + grad.abs() * tolerances.activation(steepness)
@@ -636,7 +644,8 @@ def _combined_by_hand(x: torch.Tensor, y: torch.Tensor, functions: Sequence[str]
 
 
 def _images(x: torch.Tensor) -> torch.Tensor:
-    """The same elements as images, with three channels where possible, else with as many channels as there are rows."""
+    """Return the same elements as images, with three channels if the length is a multiple of 3, otherwise with the rows
+    as channels."""
     rows, length = x.shape
     return x.reshape(rows, 3, 1, length // 3) if length % 3 == 0 else x[None, :, None]
 

@@ -1,4 +1,4 @@
-"""Embeddings, and taking, putting, adding and joining by index, of sampled sizes, layouts and dtypes.
+"""Embeddings, and selecting, writing, adding and joining by index, of sampled sizes, layouts and dtypes.
 
 Every value is an integer, and so are all sums: results are exact. Expected results come from Python's lists.
 """
@@ -26,13 +26,13 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ANY = (*DTYPES, *DTYPES, torch.float64, torch.int64, torch.int32)
 WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129, 257)
 ROWS = (2, 3, 5, 10, 33, 97)
-COUNTS = (1, 7, 40, 90, 129, 601, 801, 1030)  # of lookups
-MOST = 12000  # elements of a case
+COUNTS = (1, 7, 40, 90, 129, 601, 801, 1030)  # approximate numbers of look-ups
+MOST = 12000  # maximum number of elements of a case
 
 
 def embedding(point: Point, seed: int) -> Case:
-    """Rows by index and sums of the gradients by row. The number of look-ups of each row is a power of two, so that
-    gradients scaled by it are exact."""
+    """Build a case that looks up rows by index and sums the gradients of each row. Each row is looked up a power of two
+    times, so that gradients divided by this count are exact."""
     keys, width, dtype = point["rows"], point["width"], point["dtype"]
     indices = _indices(point["count"], keys, seed)
     table, grad = hashed_inputs.whole((keys, width), seed, 100), hashed_inputs.whole((len(indices), width), seed + 1, 1)
@@ -49,7 +49,8 @@ def embedding(point: Point, seed: int) -> Case:
 
 
 def _indices(count: int, keys: int, seed: int) -> torch.Tensor:
-    """Each row at least once, and a power of two times: about `count` in all, or as many as there are rows."""
+    """Return about `count` indices. Each row occurs a power of two times, and at least once; with fewer than `keys`
+    look-ups requested, each row occurs once."""
     left, drawn = count - keys, []
     for row in hashed_inputs.hashes(keys, seed).argsort().tolist():
         often = 1
@@ -68,7 +69,7 @@ def _embedding(
     layout: str,
     options: Mapping[str, Any],
 ) -> Results:
-    """Indices as a line, a matrix, or a matrix with transposed memory."""
+    """Look up rows with indices in one dimension, in a matrix, or in a matrix with transposed memory."""
     leaf = with_large_gaps(table, layout).detach().requires_grad_()
     given = indices
     if shape != "in a line" and len(indices) % 2 == 0:
@@ -94,8 +95,8 @@ def _looked_up(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor, o
     return {"output": _exactly([rows[index] for index in order]), "gradient": _exactly(sums)}
 
 
-# x (rows, width), y (count, width), an index of `count` rows, and the dimension of the rows; with 1, x and y are
-# transposed.
+# A call of x (rows, width), y (count, width), an index of `count` rows, and the dimension of the rows. If this
+# dimension is 1, x and y are transposed.
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 ALONG: dict[str, Call] = {
     "index_select": lambda x, y, index, dim: torch.index_select(x, dim, index),
@@ -125,12 +126,12 @@ CALLS: dict[str, Call] = {
     "triu": lambda x, y, index, dim: torch.triu(x, 1),
     "pad": lambda x, y, index, dim: F.pad(x, (1, 2, 3, 4), value=5),
 }
-DISTINCT = ("scatter", "index_copy")  # undefined with repeated indices, so the index has none
+DISTINCT = ("scatter", "index_copy")  # with repeated indices their result would be undefined, so the index has none
 ADDING = ("index_add", "scatter_add", "index_put accumulate")
 WITH_OTHERS = (*DISTINCT, *ADDING, "cat")  # calls that use y
 WITHOUT_INDEX = ("cat", "roll", "repeat_interleave", "tril", "triu", "pad")
 TAKING = ("index_select", "x[index]", "gather", "take_along_dim")
-# Calls of one case: they have the same inputs.
+# The calls of one case, which have the same inputs.
 GROUPS = {
     "by index": TAKING,
     "to distinct places": DISTINCT,
@@ -144,18 +145,18 @@ GROUPS = {
 
 
 def _everywhere(index: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Repeats the index of each row for all of its elements."""
+    """Expand the index of the rows to the shape of x, so that it applies to all elements of a row."""
     return index[:, None].expand(-1, x.shape[1]) if dim == 0 else index.expand(x.shape[0], -1)
 
 
 def _mask(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """A mask of x's shape: whether row plus column plus the first index is a multiple of 3."""
+    """Return a mask of x's shape, True where row + column + the first index is a multiple of 3."""
     rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
     return (rows[:, None] + columns + index[:1]) % 3 == 0
 
 
 def indexing(point: Point, seed: int) -> Case:
-    """Calls with integers and their other inputs: other rows, or an index."""
+    """Build a case of calls with integers, and with other rows or an index if the calls use them."""
     rows, width, dtype, functions = point["rows"], point["width"], point["dtype"], GROUPS[point["functions"]]
     index = _indices(point["count"], rows, seed)
     if functions == DISTINCT:
@@ -172,7 +173,7 @@ def indexing(point: Point, seed: int) -> Case:
 
 
 def _named(given: tuple[torch.Tensor, ...], function: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, y and index of a case; x replaces those that its calls do not use."""
+    """Return x, y and index of a case. If the calls use no y or no index, x is returned in its place."""
     x, *rest = given
     y = rest.pop(0) if function in WITH_OTHERS else x
     return x, y, rest[0] if rest else x
@@ -193,7 +194,7 @@ def _indexed_by_hand(*given: torch.Tensor, functions: Sequence[str]) -> Expected
 
 
 def _by_hand(function: str, x: Lists, y: Lists, index: list[int]) -> Any:
-    """The result of the call, computed with lists."""
+    """Return the result of a call, computed with Python's lists."""
     if function in TAKING:
         return [x[row] for row in index]
     if function in ADDING:
@@ -221,7 +222,8 @@ def _by_hand(function: str, x: Lists, y: Lists, index: list[int]) -> Any:
 
 
 def _element(function: str, i: int, j: int, value: float, first: int) -> float | None:
-    """An element's result in a call that keeps, changes or omits elements by row and column."""
+    """Return one element of the result of a call that keeps, replaces or omits elements, depending on row and
+    column."""
     if function in ("tril", "triu"):
         return value if (j <= i + 1 if function == "tril" else j >= i + 1) else 0.0
     name, _, by = function.partition(" by ")
@@ -236,7 +238,8 @@ def _exactly(values: Any) -> Exact:
 
 
 def _is_possible(point: Point) -> bool:
-    """Excludes few rows for masked_select, which could then select nothing."""
+    """Return whether the case can be tested. Excluded, among others: masks on two rows, because masked_select could
+    then select nothing."""
     fits = point["count"] * point["width"] <= MOST // 2 and (point["functions"] != "by a mask" or point["rows"] > 2)
     return fits and (point["dim"] == 0 or set(GROUPS[point["functions"]]) <= set(ALONG))
 

@@ -1,8 +1,8 @@
-"""Operations with one right result: products, embeddings and sums of integers, casts, copies and extremes.
+"""Operations with exactly one right result: products, embeddings and sums of integers, casts, copies and extremes.
 
-Sums of integers are exact in every dtype and order while every partial sum is within the integers that the dtype
-represents: up to 2^8 for bfloat16. Expected results come from outer products (reference_products.product), Python's
-lists and integers, or arithmetic on bit patterns: they use no tested operation.
+Sums of integers are exact in every dtype and in every order, as long as the dtype represents every partial sum: for
+bfloat16, up to 2^8. Expected results come from outer products (reference_products.product), from Python's lists and
+integers, or from arithmetic on bit patterns. They use no tested operation.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-SHAPES = ((67, 131, 41), (129, 65, 33), (15, 257, 17))  # m, k, n: just above multiples of tiles, and just below
-FACTORS = ((2.0, -1.0), (0.5, 3.0))  # alpha, beta: the products of integers stay exact
+SHAPES = ((67, 131, 41), (129, 65, 33), (15, 257, 17))  # m, k, n: just above or just below multiples of tiles
+FACTORS = ((2.0, -1.0), (0.5, 3.0))  # (alpha, beta), with which products of integers stay exact
 BATCH = 5
-KEYS, WIDTH, LOOKUPS, FREQUENT = 97, 33, 601, 300  # of an embedding: rows, columns, indices, equal indices
+# of an embedding: rows, columns, indices, and how many of the indices are equal
+KEYS, WIDTH, LOOKUPS, FREQUENT = 97, 33, 601, 300
 PADDING = 0
-LENGTHS = (1, 33, 1025)  # of cumulative sums: one element, past a warp, past a block
+LENGTHS = (1, 33, 1025)  # of cumulative sums: one element, more than a warp, more than a block
 PRIME = 257
 
-# Exponent and fraction bits. float8_e4m3fn has no infinity: its largest exponent has numbers, except for one NaN.
+# (exponent bits, fraction bits). float8_e4m3fn has no infinity: its largest exponent is used for numbers, except for
+# one NaN.
 FORMATS = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 23)}
 _EIGHT_BITS = {"float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}  # since torch 2.1
 FORMATS.update({getattr(torch, name): bits for name, bits in _EIGHT_BITS.items() if hasattr(torch, name)})
 
 
 def cases() -> Iterator[Case]:
-    """Every case, on the host."""
+    """Yield every case, with inputs on the host."""
     for dtype in FLOATS:
         yield from exact_products(dtype)
         yield exact_embedding(dtype)
@@ -55,7 +57,7 @@ def cases() -> Iterator[Case]:
 
 
 def exact_products(dtype: torch.dtype) -> Iterator[Case]:
-    """addmm, baddbmm and bmm of +-1: contiguous, transposed, and with gaps of NaN between the elements."""
+    """Yield addmm, baddbmm and bmm of +-1: contiguous, transposed, and with gaps of NaN between the elements."""
     for (m, k, n), (alpha, beta) in itertools.product(SHAPES, FACTORS):
         c, a, b = (
             hashed_inputs.whole((m, n), 301, 3),
@@ -86,7 +88,8 @@ def _addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta
 
 
 def _addmm_over_nan(a: torch.Tensor, b: torch.Tensor) -> Results:
-    """With beta 0 the added tensor is not read (torch.addmm's documentation: NaN and infinity do not propagate)."""
+    """Call addmm with beta = 0. The added tensor is NaN, because torch must not read it (torch.addmm's documentation:
+    NaN and infinity do not propagate)."""
     return {"output": torch.addmm(a.new_full((a.shape[0], b.shape[1]), math.nan), a, b, beta=0)}
 
 
@@ -95,7 +98,8 @@ def _baddbmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, be
 
 
 def _bmm_with_gaps(a: torch.Tensor, b: torch.Tensor) -> Results:
-    """Rows, columns and matrices of the batch have gaps; also with the last two dimensions swapped in memory."""
+    """Multiply batches with gaps between rows, columns and matrices, once also with the last two dimensions swapped in
+    memory."""
     swapped = _spread(b.transpose(1, 2), (1, 1, 1)).transpose(1, 2)
     return {
         "rows apart": torch.bmm(_spread(a, (2, 1, 1)), _spread(b, (1, 1, 1))),
@@ -104,7 +108,8 @@ def _bmm_with_gaps(a: torch.Tensor, b: torch.Tensor) -> Results:
 
 
 def _spread(x: torch.Tensor, steps: tuple[int, ...]) -> torch.Tensor:
-    """The same values as a view with NaN between them: `steps` elements from one to the next, by dimension."""
+    """Return the same values as a view with NaN between them. `steps`: for each dimension, the distance from one
+    element to the next."""
     buffer = x.new_full([n * step + 1 for n, step in zip(x.shape, steps)], math.nan)
     return buffer[tuple(slice(1, 1 + n * step, step) for n, step in zip(x.shape, steps))].copy_(x)
 
@@ -123,7 +128,8 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def exact_embedding(dtype: torch.dtype) -> Case:
-    """Rows by index, one of them 300 times, and sums of the gradients by row. The padding row's gradient is 0."""
+    """Build a case that looks up rows by index, one of them 300 times, and sums the gradients of each row. The padding
+    row's gradient is 0."""
     indices = 1 + hashed_inputs.hashes(LOOKUPS, 311) % (KEYS - 1)
     indices[:FREQUENT] = 5
     indices[FREQUENT : FREQUENT + KEYS - 1] = torch.arange(1, KEYS)
@@ -150,7 +156,7 @@ def _looked_up(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor) -
 
 
 def cumulative_sums(dtype: torch.dtype) -> Iterator[Case]:
-    """Cumulative sums along rows and along columns."""
+    """Yield cumulative sums along rows and along columns."""
     most = 1 if dtype.is_floating_point else 1 << 20
     for length in LENGTHS:
         x = hashed_inputs.whole((3, length), 321 + length, most).to(dtype)
@@ -167,8 +173,8 @@ def _accumulated(x: torch.Tensor) -> Expected:
 
 
 def extremes(dtype: torch.dtype) -> Case:
-    """Largest and smallest elements: each column has the largest of one row and the smallest of a
-    different row."""
+    """Build a case of the largest and smallest elements. Each column contains the largest element of one row and the
+    smallest of a different row."""
     rows, columns = torch.arange(1, PRIME)[:, None], torch.arange(7, PRIME)[None, :]
     x = (rows * columns % PRIME - PRIME // 2).to(dtype)
     return Case(f"max and min {len(x)}x{x.shape[1]}", dtype, (x,), _extremes, _found_by_hand)
@@ -201,7 +207,8 @@ def _found_by_hand(x: torch.Tensor) -> Expected:
 
 
 def layouts(dtype: torch.dtype) -> Case:
-    """Copies that change the order of elements, at odd offsets and with gaps, of a matrix and a batch of images."""
+    """Build a case of copies that change the order of elements, at odd offsets and with gaps, of a matrix and of a
+    batch of images."""
     shapes = (129, 67), (3, 20, 9, 11)
     given = tuple((hashed_inputs.hashes(math.prod(shape), 331).reshape(shape) % 251).to(dtype) for shape in shapes)
     return Case(f"copies of {short_name(dtype)} between layouts", dtype, given, _copies, _moved)
@@ -249,9 +256,12 @@ def _moved(matrix: torch.Tensor, images: torch.Tensor) -> Expected:
 
 
 def casts() -> Iterator[Case]:
-    """Casts between dtypes: every finite number of each small dtype to float32 and float64; float32 to the small
-    dtypes, with numbers that are exact, halfway, and just below and above halfway; selected numbers to and from
-    integers."""
+    """Yield casts between dtypes.
+
+    Every finite number of each small dtype is cast to float32 and float64. float32 numbers are cast to the small
+    dtypes: numbers that these represent, numbers halfway between two, and numbers just below and above halfway.
+    Selected numbers are cast to and from integers.
+    """
     for small in FORMATS:
         if small != torch.float32:
             yield widening(small)
@@ -273,7 +283,7 @@ def casts() -> Iterator[Case]:
         values = torch.arange(500) / 4
         signed = values if target == torch.uint8 else torch.cat((values, -values))
         for dtype in FLOATS:
-            if dtype != torch.bfloat16:  # bfloat16 has no quarters above 64
+            if dtype != torch.bfloat16:  # bfloat16 does not represent multiples of 1/4 above 64
                 name = f"{short_name(dtype)} to {short_name(target)}"
                 yield Case(name, dtype, (signed.to(dtype),), functools.partial(_cast, target=target), _truncated)
 
@@ -292,7 +302,7 @@ def _truncated(x: torch.Tensor) -> Expected:
 
 
 def widening(small: torch.dtype) -> Case:
-    """Every finite number of an 8-bit or 16-bit dtype, given as its bit pattern."""
+    """Build a case that casts every finite number of an 8-bit or 16-bit dtype, given as its bit pattern."""
     patterns = finite_patterns(small)
     exponent, fraction = FORMATS[small]
     bits = torch.uint8 if exponent + fraction == 7 else torch.int16
@@ -309,12 +319,13 @@ def widening(small: torch.dtype) -> Case:
 
 
 def narrowing(small: torch.dtype) -> Case:
-    """float32 numbers at each number of a smaller dtype, halfway to the next, and just before and after halfway. The
-    nearest number is right, of two the even one; numbers beyond the largest become infinite."""
+    """Build a case that casts float32 numbers to a smaller dtype: each of its numbers, numbers halfway to the next one,
+    and just below and above halfway. The nearest number is right, and of two equally near ones the even one. Numbers
+    beyond the largest become infinite."""
     numbers = decode(finite_patterns(small), small)
     numbers = numbers[~torch.signbit(numbers)]
     halfway = (numbers[1:] + numbers[:-1]) / 2
-    if small in (torch.float16, torch.bfloat16):  # 8-bit dtypes differ in their conversion of larger numbers
+    if small in (torch.float16, torch.bfloat16):  # for 8-bit dtypes, the conversion of larger numbers differs
         halfway = torch.cat((halfway, numbers[-1:] + (numbers[-1:] - numbers[-2:-1]) / 2))
     ties = halfway.to(torch.float32)
     below, above = (torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, math.inf))
@@ -331,8 +342,8 @@ def narrowing(small: torch.dtype) -> Case:
 
 
 def finite_patterns(dtype: torch.dtype) -> torch.Tensor:
-    """The bit patterns (int64) of the finite numbers of an 8-bit or 16-bit dtype: the positive ones first, in rising
-    order."""
+    """Return the bit patterns (int64) of all finite numbers of an 8-bit or 16-bit dtype. The patterns of the positive
+    numbers come first, in rising order."""
     exponent, fraction = FORMATS[dtype]
     first_nonfinite = 127 if str(dtype) == "torch.float8_e4m3fn" else ((1 << exponent) - 1) << fraction
     positive = torch.arange(first_nonfinite)
@@ -340,7 +351,7 @@ def finite_patterns(dtype: torch.dtype) -> torch.Tensor:
 
 
 def decode(patterns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers (float64) that bit patterns (int64) represent, by IEEE 754's formula."""
+    """Return the numbers (float64) that bit patterns (int64) represent, by IEEE 754's formula."""
     exponent, fraction = FORMATS[dtype]
     bias = (1 << exponent - 1) - 1
     power = patterns >> fraction & (1 << exponent) - 1
@@ -351,7 +362,7 @@ def decode(patterns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def nearest(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float64 rounded to the nearest number of a smaller dtype, ties to even, including subnormal numbers."""
+    """Round float64 to the nearest number of a smaller dtype, including subnormal numbers; ties go to even."""
     exponent, fraction = FORMATS[dtype]
     power = torch.frexp(x)[1].to(torch.int64) - 1
     spacing = _power_of_two(power.clamp(min=2 - (1 << exponent - 1)) - fraction)
@@ -360,7 +371,7 @@ def nearest(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _power_of_two(n: torch.Tensor) -> torch.Tensor:
-    """2^n in float64 for int64 n of -1022 to 1023, from its bits."""
+    """Return 2^n in float64 for int64 n of -1022 to 1023, constructed from its bits."""
     return (n + 1023 << 52).view(torch.float64)
 
 

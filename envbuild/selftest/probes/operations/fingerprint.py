@@ -1,9 +1,9 @@
-"""fingerprint: every operation of the chain against float64, in a document for comparison with other machines.
+"""fingerprint: every operation of a chain against float64, in a document for comparison with other machines.
 
-Two passes. Teacher-forced: the input of an operation is golden, the exact output of the previous one rounded to the
-dtype, so its error is only its own. Free-running: the input is the actual output of the previous one, and the result is
-judged against the exact result for that input; "drift" is its distance from the golden output, which shows how errors
-grow.
+Each operation runs in two passes. Teacher-forced: its input is golden, which is the exact output of the previous
+operation, rounded to the dtype. Its error is therefore only its own. Free-running: its input is the actual output of
+the previous operation. Its result is checked against the exact result for that input. "drift" is the distance of this
+result from the golden output, which shows how errors grow.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Entry = dict[str, Any]
 
 def fingerprint(context: Context) -> None:
     """fingerprint: a small video model's operations against float64, as a document for comparing machines."""
-    with one_thread():  # so that the number of processors changes no sum on the CPU
+    with one_thread():  # so that results on the CPU do not depend on the number of processors
         ops = [*_integers(context), *(entry for dtype in DTYPES for entry in run_chain(context, dtype))]
         made = fingerprint_document.document(fingerprint_document.OPERATIONS, _inputs(), context.device, ops)
     context.send_fingerprint(made)
 
 
 def _inputs() -> str:
-    """sha256 of all inputs and weights: equal if two fingerprints can be compared."""
+    """Return the sha256 of all inputs and weights. Only fingerprints with equal hashes can be compared."""
     weights = [part for op in fingerprint_operation_chain.operation_chain() for part in op.weights]
     return raw_digest(
         fingerprint_operation_chain.input_video(),
@@ -47,7 +47,7 @@ def _inputs() -> str:
 
 
 def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
-    """Run the chain's operations in one dtype, both passes side by side.
+    """Run the chain's operations in one dtype, with both passes side by side.
 
     If an operation has no kernel, the free-running pass continues from its golden output.
     """
@@ -61,7 +61,7 @@ def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
 def _step(
     context: Context, op: Op, dtype: torch.dtype, golden: torch.Tensor, actual: torch.Tensor
 ) -> tuple[Entry, torch.Tensor, torch.Tensor]:
-    """The entry of one operation, its golden output, and its output for `actual`."""
+    """Run one operation. Return its entry in the document, its golden output, and its output for the input `actual`."""
     how = Arithmetic(dtype, context.job.allow_tf32, half_sums=not context.on_cpu)
     weights = [part.to(dtype) for part in op.weights]
     wide = [part.to(torch.float64) for part in weights]
@@ -115,7 +115,7 @@ def _entry(context: Context, name: str, golden: torch.Tensor, exact: bool) -> En
 def _run(
     context: Context, entry: Entry, name: str, run: Callable[..., torch.Tensor], given: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, float]:
-    """The output on the host, and the seconds it took on the device."""
+    """Return the output on the host, and the seconds that the device took."""
     given = [part.to(context.device) for part in given]
     with context.step(f"{entry['id']} {PASSES[name]}") as step:
         got = run(*given)
@@ -141,6 +141,6 @@ def _missing(context: Context, entry: Entry, error: RuntimeError) -> None:
 
 
 def _attention(x: torch.Tensor) -> str:
-    """The kernel that torch chooses; empty if this torch does not report it."""
+    """Return a suffix that names the attention kernel that torch chooses; empty if this torch does not report it."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     return _ATTENTION.get(int(choose(*fingerprint_operation_chain.split_heads(x))), "") if choose else ""

@@ -1,6 +1,7 @@
 """Embeddings of many rows, wide rows or many look-ups, and sums, means and maxima of bags of rows.
 
-Values are whole numbers, bags have a power of two of rows: results are exact. The expected ones come from lists.
+Values are whole numbers, and most bags have a power of two of rows, so that most results are exact. The expected
+results come from lists.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ Lists = list[list[float]]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = (torch.int64, torch.int32)
-MOST, LARGEST = 40000, 120000  # at most so many elements are looked up, and are in a table
-BAG = 4  # rows of a bag, except for empty ones and single rows
-LONGEST_ROW = 4.0  # with max_norm
+MOST, LARGEST = 40000, 120000  # maximum number of elements that are looked up, and of elements of a table
+BAG = 4  # rows of a bag, except for a few shorter and empty bags
+LONGEST_ROW = 4.0  # the value of max_norm
 
 
 def large_embedding(point: Point, seed: int) -> Case:
-    """Look up rows of a table, among them the last row, and one row that is looked up more often than the others."""
+    """Build a case that looks up rows of a table. The last row is among them, and one row is looked up more often than
+    the others."""
     rows, width, count, dtype = point["rows"], point["width"], point["count"], point["dtype"]
     index = hashed_inputs.hashes(count, seed) % rows
     index[count // 2 :: 7] = rows // 3
     index[count // 3] = index[-1] = rows - 1
-    # A row's gradients, which alternate, add up to a number that bfloat16 represents.
+    # The gradients of a row have random signs, so their sum is a small integer that bfloat16 represents.
     grad = hashed_inputs.whole((count, width), seed + 1, 1)
     table = hashed_inputs.whole((rows, width), seed + 2, 100)
     used = torch.unique(index)
@@ -49,8 +51,8 @@ def large_embedding(point: Point, seed: int) -> Case:
 def _large(
     index: torch.Tensor, used: torch.Tensor, grad: torch.Tensor, rows: int, places: torch.Tensor, point: Point
 ) -> Results:
-    """The looked-up rows and the gradient of the table. `used`: the rows of the table that are looked up; `places`:
-    their positions in the table."""
+    """Return the looked-up rows and the gradient of the table. `used`: the rows of the table that are looked up.
+    `places`: their positions in the table."""
     places = places.to(used.device)
     table = used.new_full((rows, used.shape[1]), 77.0).index_copy_(0, places, used)
     leaf = table.requires_grad_()
@@ -74,7 +76,7 @@ def _large_by_hand(index: torch.Tensor, used: torch.Tensor, grad: torch.Tensor, 
         number = numbers[row]
         sums[number] = [total + value for total, value in zip(sums[number], values)]
     found = torch.tensor(sums, dtype=torch.float64)
-    # Additions one after the other round sums above 1 / u.
+    # A kernel that adds one number after the other rounds sums above 1 / u.
     counts = collections.Counter(order)
     often = torch.tensor([float(counts[row]) for row in numbers], dtype=torch.float64)[:, None]
     u = tolerances.unit_roundoff(point["dtype"])
@@ -87,7 +89,8 @@ def _large_by_hand(index: torch.Tensor, used: torch.Tensor, grad: torch.Tensor, 
 
 
 def bag(point: Point, seed: int) -> Case:
-    """Bags of four rows, with an empty bag and bags of one row among them."""
+    """Build a case with bags of four rows; unless the bags are the rows of a matrix, one bag is empty, one has one row
+    and one has two."""
     rows, width, dtype, count = point["rows"], point["width"], point["dtype"], point["bags"]
     lengths = [BAG] * count
     if point["bags are"] != "rows of a matrix":
@@ -95,7 +98,7 @@ def bag(point: Point, seed: int) -> Case:
             lengths[place] = length
     index = hashed_inputs.hashes(sum(lengths), seed) % rows
     table = hashed_inputs.whole((rows, width), seed + 1, 20)
-    if point["mode"] == "max":  # each column's numbers differ
+    if point["mode"] == "max":  # the numbers in each column are distinct
         order = hashed_inputs.hashes(rows * width, seed + 1).view(rows, width).argsort(0).argsort(0)
         table = (order - rows // 2).to(torch.float32)
     grad = hashed_inputs.whole((count, width), seed + 2, 4)
@@ -147,7 +150,8 @@ def _bags_by_hand(
     lengths: list[int],
     point: Point,
 ) -> Expected:
-    """Sums, divided by the number of rows that count for a mean; a maximum's gradient belongs to the largest row."""
+    """Return the expected results: sums; means, which divide by the number of rows that are not ignored; or maxima,
+    whose gradient goes to the row with the largest element."""
     order, rows, mode = index.tolist(), table.tolist(), point["mode"]
     factors = [1.0] * len(order) if weights is None else weights.tolist()
     of_factors, squares = [0.0] * len(order), [0.0] * len(order)
@@ -177,15 +181,15 @@ def _bags_by_hand(
         name: torch.tensor(part, dtype=torch.float64) for name, part in (("output", output), ("gradient", gradient))
     }
     thirds = mode == "mean" and point["padding"]
-    # Additions one after the other round each partial sum of thirds.
+    # A mean may divide by 3. A kernel that adds such terms one after the other rounds each partial sum.
     size = (4 + len(order) / len(rows)) * tolerances.unit_roundoff(point["dtype"]) if thirds else 0.0
     exact = {
         name: Exact(value, size * torch.full_like(value, float(value.abs().max()) + 8)) for name, value in found.items()
     }
     if weights is not None:
         products, roots = (torch.tensor(part, dtype=torch.float64) for part in (of_factors, squares))
-        # The products of a row with a gradient may be added in the dtype: `width` independent roundings of partial
-        # sums, each of which is as large as the root of the sum of squares.
+        # The kernel may add the products of a row with a gradient in the dtype. This causes `width` independent
+        # roundings of partial sums, each of which is as large as the root of the sum of squares.
         u = tolerances.unit_roundoff(point["dtype"])
         limit = tolerances.LIKELY * math.sqrt(width) * u * roots.sqrt()
         exact["gradient of the weights"] = Exact(products, tolerances.rounding(products, point["dtype"]) + limit)
@@ -193,7 +197,7 @@ def _bags_by_hand(
 
 
 def renormalized(point: Point, seed: int) -> Case:
-    """Rows longer than max_norm are shortened in the table itself, others are kept."""
+    """Build a case with max_norm: rows that are too long are shortened in the table itself, and the others are kept."""
     rows, width, count = point["rows"], point["width"], point["count"]
     table = hashed_inputs.whole((rows, width), seed, 3) * (2.0 / width**0.5)
     table[::2] /= 8
@@ -254,8 +258,8 @@ OPERATIONS = (
         {"quick": 6, "standard": 60, "full": 600},
         lambda point: (
             (not point["weights"] or point["mode"] == "sum")
-            and (point["dtype"] != torch.bfloat16 or BAG * point["bags"] <= 12 * point["rows"])  # sums up to 256
-            and point["rows"] <= BAG * point["bags"]  # else most rows are in no bag
+            and (point["dtype"] != torch.bfloat16 or BAG * point["bags"] <= 12 * point["rows"])  # keeps sums below 256
+            and point["rows"] <= BAG * point["bags"]  # otherwise most rows would be in no bag
             and not (point["mode"] == "max" and point["sparse"])
         ),
     ),

@@ -1,6 +1,6 @@
-"""Losses other than cross_entropy of class numbers, forward and backward, of sampled sizes, layouts and arguments.
+"""Losses other than cross_entropy with class indices, forward and backward, of sampled sizes, layouts and arguments.
 
-Each formula is computed in float64, and its derivatives by autograd in float64, which calls no function of the loss.
+The reference computes each loss by a formula in float64, and its derivatives by autograd; it calls no loss function.
 Inputs are multiples of 1/8, and targets lie between them, so that no difference is at a kink of a formula.
 """
 
@@ -30,16 +30,20 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Near the sizes of a vector register, a warp, a block or one pass of a kernel.
 LENGTHS = (1, 2, 7, 8, 9, 31, 33, 64, 127, 129, 257, 511, 1023, 1025, 2049)
 ROWS = (1, 2, 3, 5, 17, 33)
-MOST = 2100  # elements of a case: sums of losses are within float16's range
+MOST = 2100  # maximum number of elements of a case, so that sums of losses are within float16's range
 REDUCTIONS = ("mean", "sum", "none")
-STEPS = 6  # roundings of a loss or its derivative, each at most of the largest term
+STEPS = 6  # roundings of a loss or its derivative, each at most as large as that of the largest term
 IGNORED = -1
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of elements. `call(*tensors, reduction=...)` as models call it; `formula(*tensors)`: the loss of each
-    element. `kinds`: the values of each tensor, see _values. `leaves`: how many of the tensors have a gradient."""
+    """A loss of single elements.
+
+    `call(*tensors, reduction=...)`: the loss as models call it. `formula(*tensors)`: returns the loss of each element.
+    `kinds`: the kind of values of each tensor, see _values. `leaves`: how many of the tensors, from the first on, have
+    a gradient.
+    """
 
     call: Callable[..., torch.Tensor]
     formula: Formula
@@ -52,7 +56,7 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def _smooth(difference: torch.Tensor, beta: float) -> torch.Tensor:
-    """A parabola up to `beta`, and a line with the slope 1 beyond."""
+    """Return a parabola up to `beta`, and a line with the slope 1 beyond."""
     size = difference.abs()
     return torch.where(size < beta, size * size / (2 * beta), size - beta / 2)
 
@@ -74,19 +78,20 @@ def _stirling(t: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted_binary(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor, reduction: str) -> torch.Tensor:
-    """The function behind F.binary_cross_entropy, which imports sympy to expand weights: half a second."""
+    """Call the function behind F.binary_cross_entropy. F.binary_cross_entropy itself imports sympy to expand weights,
+    which takes half a second."""
     number = {"none": 0, "mean": 1, "sum": 2}[reduction]
     return torch.ops.aten.binary_cross_entropy.default(x, t, w.expand_as(x), number)  # type: ignore[no-any-return]
 
 
 def _kl_div(x: torch.Tensor, t: torch.Tensor, **options: Any) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mean is not the mathematical one
+        warnings.simplefilter("ignore")  # torch warns that this mean is not the mathematical one
         return F.kl_div(x, t, **options)
 
 
 def _of_batch(x: torch.Tensor, t: torch.Tensor, reduction: str) -> torch.Tensor:
-    """The mean called batchmean is the sum divided by the number of rows."""
+    """Call kl_div. Its reduction "batchmean" divides the sum by the number of rows."""
     return F.kl_div(x, t, reduction="batchmean" if reduction == "mean" else reduction)
 
 
@@ -176,8 +181,8 @@ LOSSES: dict[str, Loss] = {
 
 
 def _values(kind: str, rows: int, length: int, seed: int) -> torch.Tensor:
-    """ "real": multiples of 1/8 up to 3.875. "between": between those. "probability": 1/16 to 15/16. "logarithm": above
-    -2. "weights": 1/2 to 4. "count": 1 to 6. "sign": 1 or -1."""
+    """Return values of one kind. "real": multiples of 1/8 from -3.875 to 3.875. "between": such multiples plus 1/16.
+    "probability": 1/16 to 15/16. "logarithm": -2 to -1/8. "weights": 1/2 to 4. "count": 1 to 6. "sign": 1 or -1."""
     shape = (1 if kind == "weights of columns" else rows, length)
     drawn = hashed_inputs.hashes(shape[0] * length, seed).reshape(shape)
     if kind in ("real", "between"):
@@ -192,7 +197,7 @@ def _values(kind: str, rows: int, length: int, seed: int) -> torch.Tensor:
 
 
 def loss_case(point: Point, seed: int) -> Case:
-    """A loss of a matrix of elements."""
+    """Build a case of a loss of a matrix of elements."""
     which, dtype, rows, length = point["loss"], point["dtype"], point["rows"], point["length"]
     given = [_values(kind, rows, length, 8 * seed + n) for n, kind in enumerate(LOSSES[which].kinds)]
     if point["reduction"] == "none":
@@ -240,14 +245,14 @@ def _loss_exactly(*given: torch.Tensor, point: Point) -> Expected:
 
 
 def _steepness(kind: str, x: torch.Tensor) -> torch.Tensor | float:
-    """How large the terms of a derivative are that may cancel each other."""
+    """Return a bound for the size of those terms of a derivative that may cancel each other."""
     return 1 / (x * (1 - x)) if kind == "probability" else 1.0
 
 
 @dataclass(frozen=True)
 class RowLoss:
-    """A loss of rows, by the same names as Loss. `formula` returns the loss of each row, and the weight of each row in
-    a mean."""
+    """A loss of rows. The fields mean the same as in Loss, but `formula` returns the loss of each row and the weight of
+    each row in a mean."""
 
     call: Callable[..., torch.Tensor]
     formula: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -261,7 +266,7 @@ def _evenly(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _picked(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor | None = None, ignored: int | None = None) -> Any:
-    """-w x at the target, 0 for ignored rows."""
+    """Return -w x at the target (0 for ignored rows), and the weight of each row."""
     hits = t[:, None] == torch.arange(x.shape[1])
     weights = (hits * (1.0 if w is None else w)).sum(1).to(torch.float64)
     if ignored is not None:
@@ -290,7 +295,8 @@ def _log_softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _of_probabilities(x: torch.Tensor, q: torch.Tensor, w: torch.Tensor | None, smoothing: float) -> Any:
-    """-sum w q log p. A mean divides by the number of rows, whatever the weights (cross_entropy's documentation)."""
+    """Return -sum w q log p, with equal weights for the mean: it divides by the number of rows, whatever w is
+    (cross_entropy's documentation)."""
     smoothed = (1 - smoothing) * q + smoothing / x.shape[1]
     return _evenly(-(smoothed * _log_softmax(x) * (1.0 if w is None else w)).sum(1))
 
@@ -377,7 +383,7 @@ ROW_LOSSES: dict[str, RowLoss] = {
 
 
 def _as_images(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor | None, **how: Any) -> torch.Tensor:
-    """The rows as the places of two images, whose classes are the second dimension."""
+    """Pass the rows as the positions of two images, with the classes as the second dimension."""
     places = next(part for part in (3, 2, 1) if len(t) % (2 * part) == 0) if len(t) % 2 == 0 else 0
     shape = (2, places, -1) if places else (1, 1, len(t))
     images = x.reshape(*t.view(shape).shape, -1).movedim(3, 1).contiguous()
@@ -402,7 +408,7 @@ def _row_values(kind: str, rows: int, classes: int, seed: int) -> torch.Tensor:
 
 
 def row_loss(point: Point, seed: int) -> Case:
-    """A loss of rows of classes or coordinates."""
+    """Build a case of a loss of rows of classes or coordinates."""
     which, rows, classes = point["loss"], point["rows"], point["classes"]
     each = ROW_LOSSES[which]
     dtype = point["dtype"] if point["dtype"] in each.dtypes else torch.float32
@@ -433,7 +439,8 @@ def _row_loss(*given: torch.Tensor, point: Point) -> Results:
 
 
 def _row_loss_exactly(*given: torch.Tensor, point: Point, dtype: torch.dtype) -> Expected:
-    """A loss is at most a few times the size of its terms, which the largest derivative times the values bounds."""
+    """Return the expected results. A loss is at most a few times the size of its terms. The largest derivative times
+    the values is a bound for this size."""
     each, count = ROW_LOSSES[point["loss"]], point["classes"]
     error = 2 * STEPS * tolerances.unit_roundoff(dtype) + 8 * tolerances.summation(max(count, point["rows"]))
     tensors = [

@@ -43,13 +43,14 @@ def operations(context: Context) -> None:
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
-    """Every fixed case, on the host; `rounded_sums` as in softmax_cross_entropy_and_gelu_fixed_cases.Rounding."""
+    """Yield every fixed case, with inputs on the host; `rounded_sums` as in
+    softmax_cross_entropy_and_gelu_fixed_cases.Rounding."""
     yield from exact_fixed_cases.cases()
     yield from softmax_cross_entropy_and_gelu_fixed_cases.cases(rounded_sums)
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation whose cases are sampled."""
+    """Return every operation whose cases are sampled."""
     return (
         *softmax_and_cross_entropy_sampled_cases.sampled_operations(rounded_sums),
         *elementwise_and_copy_cases.sampled_operations(rounded_sums),

@@ -1,17 +1,19 @@
 """repeat: calls a few operations many hundred times, to find faults that occur late, rarely, or only with concurrent
 work.
 
-Each operation is called in turn with inputs of different values (and arguments) and the same shapes, and small tensors
-alternate with large ones, so that a result, a plan or packed weights that were kept from an earlier call are found. The
-first result of each input is compared with the exact one on the host, every later one with the first, bit for bit, on
-the device. All of it is done with separate input tensors, with inputs copied into the same memory, under inference_mode
-and autocast, and together with other work: on a CPU with a second thread and with a second process, which make the same
-calls and check them, on a GPU on a second stream.
+Successive calls of an operation use different values (and arguments) of the same shapes, and small tensors alternate
+with large ones. This detects a result, a plan or packed weights that were kept from an earlier call. On the host, the
+first result of each input is compared with the exact one. On the device, every later result is compared with the first,
+bit for bit.
+
+All calls are made in several modes: with separate input tensors, with inputs copied into the same memory, under
+inference_mode, under autocast, and together with other work. On a CPU, the other work is a second thread or a second
+process, which makes the same kinds of calls and checks them. On a GPU, every second operation runs on a second stream.
 
 A fault that affects one call in N is found with a probability of 1 - (1 - 1 / N)^calls. On a CPU a run makes 8,000
-calls at level quick, 60,000 at standard and 550,000 at full (the trait `calls`): one wrong element in a million calls
-is found with a probability of 0.8%, 6% and 42%. One wrong element in a million elements is found at each level, as
-quick already compares 90 million (the trait `elements`).
+calls at level quick, 60,000 at standard and 550,000 at full (the trait `calls`). One wrong element in a million calls
+is then found with a probability of 0.8%, 6% and 42%. One wrong element in a million elements is found at each level,
+because level quick already compares 90 million elements (the trait `elements`).
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.operations.repeat_cases import Repeated, repeated_operations, small_operations
 
 ROUNDS = {"quick": 12, "standard": 100, "full": 900}
-SECONDS = 20.0  # the time that a second process has to start, and to end
+SECONDS = 20.0  # time limit for a second process to start, and again to end
 
 SEPARATE, SAME_MEMORY, INFERENCE, AUTOCAST = "separate tensors", "the same memory", "inference mode", "autocast"
 THREAD, PROCESS, STREAM = "a second thread", "a second process", "a second stream"
-WAITS, WORKS, ENDS, READY = b"\0", b"\1", b"\2", b"\1"  # commands to a second process, and its answer at its start
+# commands to the second process (WAITS, WORKS, ENDS), and its answer when it has started (READY)
+WAITS, WORKS, ENDS, READY = b"\0", b"\1", b"\2", b"\1"
 
 
 def repeat(context: Context) -> None:
@@ -47,7 +50,7 @@ def repeat(context: Context) -> None:
     flag = mmap.mmap(-1, 2)
     other = (
         ForkedWork(functools.partial(_second_process, flag=flag)) if context.on_cpu else None
-    )  # before torch starts threads
+    )  # forked before torch starts threads
     calls = Calls(context.device, repeated_operations())
     try:
         for mode in (SEPARATE, SAME_MEMORY, INFERENCE, AUTOCAST, *((THREAD, PROCESS) if context.on_cpu else (STREAM,))):
@@ -72,10 +75,10 @@ def repeat(context: Context) -> None:
 
 
 class Calls:
-    """Makes calls and compares their results; `faults`: kind and description of each fault."""
+    """Makes calls and compares their results. `faults`: the kind and description of each fault."""
 
     def __init__(self, device: torch.device, operations: Sequence[Repeated], others: Calls | None = None) -> None:
-        """`others`: calls whose exact results are already known."""
+        """`others`: a Calls object whose exact results are already known, and are used here too."""
         self.device = device
         self.faults: list[tuple[str, str]] = []
         self.refused: dict[str, str] = {}
@@ -138,11 +141,12 @@ class Calls:
         key = (case.name, short_name(got.dtype), "" if each.whole else mode)
         if key not in self._first:
             self._begin(key, case, got, mode)
-        elif not (self.device.type == "cpu" and torch.equal(_bits(got), self._first[key])):  # avoids waiting for a GPU
+        # on a GPU, torch.equal would wait for the device
+        elif not (self.device.type == "cpu" and torch.equal(_bits(got), self._first[key])):
             self._different[key].logical_or_(_bits(got) != self._first[key])
 
     def _begin(self, key: tuple[str, ...], case: Case, got: torch.Tensor, mode: str) -> None:
-        """Compares a first result with the exact one."""
+        """Compare a first result with the exact one."""
         if case.name not in self._exact:
             self._exact[case.name] = case.expected()
         if not torch.equal(got.cpu().to(torch.float64), self._exact[case.name]["output"].value):
@@ -155,7 +159,7 @@ class Calls:
         self._different[key] = torch.zeros_like(self._first[key], dtype=torch.bool)
 
     def read(self, mode: str) -> None:
-        """Records the results that differed since the last call of this method."""
+        """Record the results that differed since the last call of this method."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         for key, different in self._different.items():
@@ -176,7 +180,7 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def company(mode: str, calls: Calls, flag: mmap.mmap) -> Iterator[None]:
-    """A context in which a second thread or process makes calls, if the mode requires it."""
+    """Return a context in which a second thread or process makes calls, if the mode requires it."""
     if mode == PROCESS:
         flag[:1], latest = WORKS, time.monotonic() + SECONDS
         while flag[1:] != READY and time.monotonic() < latest:
@@ -212,7 +216,8 @@ def _second_thread(calls: Calls, end: threading.Event) -> None:
 
 
 def _second_process(tell: Tell, flag: mmap.mmap) -> None:
-    """Makes calls while the flag requests them, until the flag requests the end or the parent is gone."""
+    """Make calls while the flag requests them. Return when the flag requests the end, or when the parent process is
+    gone."""
     torch.set_num_threads(1)
     parent, number = os.getppid(), 1
     calls = Calls(torch.device("cpu"), small_operations())

@@ -1,4 +1,5 @@
-"""Operations, inputs and exact results of the probe `repeat`. Every call has different values of the same shapes."""
+"""Operations, inputs and exact results of the probe `repeat`. The calls of an operation have different values of the
+same shapes."""
 
 from __future__ import annotations
 
@@ -25,17 +26,18 @@ from envbuild.selftest.probes.convolution.conv_sampled_cases import NEAREST, pai
 Run = Callable[..., torch.Tensor]
 Exactly = Callable[..., Exact]
 Shape = tuple[int, ...]
-Given = Sequence[tuple[Callable[[Shape, int], torch.Tensor], Shape]]  # how each input is made from its shape and a seed
+# for each input, the function that makes it from a shape and a seed, and the shape
+Given = Sequence[tuple[Callable[[Shape, int], torch.Tensor], Shape]]
 
 SINGLE, HALF, BRAIN, DOUBLE = torch.float32, torch.float16, torch.bfloat16, torch.float64
-VARIANTS, VARIANTS_LARGE = 3, 2  # inputs of an operation
-RARE = 8  # rounds from one call of a large tensor to the next
-LESS_OFTEN = 3  # for the many operations that share the time
-RARER = 25  # for operations that take longer
-GROUPS = 4  # of channels
+VARIANTS, VARIANTS_LARGE = 3, 2  # number of different inputs of an operation
+RARE = 8  # a large tensor is used only in every 8th round
+LESS_OFTEN = 3  # every 3rd round, for the many operations that share the time
+RARER = 25  # every 25th round, for operations that take longer
+GROUPS = 4  # groups of channels
 KEYS = 97  # rows of a table
 HOW = Arithmetic(SINGLE)
-# A convolution of images from 8 to 12 channels in two groups.
+# A convolution of images with 8 to 12 channels in two groups.
 IMAGES = conv_argument_space.ConvShape(
     images=2,
     groups=2,
@@ -55,9 +57,11 @@ IMAGES = conv_argument_space.ConvShape(
 
 @dataclass(frozen=True)
 class Repeated:
-    """An operation with inputs of the same shapes. `whole`: results are exact in any order of summation, so they have
-    the same bits in each mode. `narrow`: that is true in half precision too. `every`: N if the
-    operation runs only in every N-th round."""
+    """An operation with several inputs of the same shapes.
+
+    `whole`: results are exact in any order of summation, so they have the same bits in each mode. `narrow`: this is
+    true in half precision too. `every`: N if the operation runs only in every N-th round.
+    """
 
     name: str
     cases: tuple[Case, ...]
@@ -68,7 +72,7 @@ class Repeated:
 
 @functools.cache
 def repeated_operations() -> tuple[Repeated, ...]:
-    """The operations. The sizes of each exceed vectors, tiles or blocks, with a remainder."""
+    """Return the operations. The sizes of each exceed vectors, tiles or blocks, with a remainder."""
     ones, many = functools.partial(hashed_inputs.whole, most=1), functools.partial(hashed_inputs.whole, most=99)
     signed, shifted = hashed_inputs.signed, lambda shape, seed: 1 + hashed_inputs.uniform(shape, seed)
     turned = lambda shape, seed: many(shape[::-1], seed).t()  # noqa: E731
@@ -94,7 +98,8 @@ def repeated_operations() -> tuple[Repeated, ...]:
         _repeated("linear 45x67x95", BRAIN, _linear, _linear_exactly, layer),
         _repeated("mm 129x300x67", SINGLE, lambda a, b: torch.mm(a, b), _product, factors),
         _repeated("bmm 5x17x33x65", SINGLE, lambda a, b: torch.bmm(a, b), _products, batches),
-        # The same operations in other dtypes and sizes: a plan kept for one may be used for a different one.
+        # The same operations in other dtypes and sizes. This detects a plan that was kept for one of them and is used
+        # for another.
         _repeated("mm 33x65x17", SINGLE, lambda a, b: torch.mm(a, b), _product, ((ones, (33, 65)), (ones, (65, 17)))),
         _repeated("mm 129x300x67", BRAIN, lambda a, b: torch.mm(a, b), _product_rounded, factors),
         _repeated("mm 65x33x129", HALF, lambda a, b: torch.mm(a, b), _product, ((ones, (65, 33)), (ones, (33, 129)))),
@@ -140,7 +145,7 @@ def repeated_operations() -> tuple[Repeated, ...]:
 
 
 def _models_operations() -> tuple[Repeated, ...]:
-    """Further operations of models, gradients among them."""
+    """Return further operations of models, gradients among them."""
     ones, many = functools.partial(hashed_inputs.whole, most=1), functools.partial(hashed_inputs.whole, most=99)
     signed, shifted = hashed_inputs.signed, lambda shape, seed: 1 + hashed_inputs.uniform(shape, seed)
     places = lambda shape, seed: hashed_inputs.hashes(shape[0], seed) % KEYS  # noqa: E731
@@ -219,7 +224,7 @@ def _case(name: str, dtype: torch.dtype, run: Run, exact: Exactly, given: Given,
 
 
 def _norms(given: Given) -> Repeated:
-    """Each input has a different epsilon."""
+    """Return a layer norm whose cases have different epsilons."""
     cases = []
     for variant, epsilon in enumerate((1e-5, 0.5, 2.0)):
         run = functools.partial(_norm, epsilon=epsilon)
@@ -245,7 +250,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> Exact:
 
 
 def _product_rounded(a: torch.Tensor, b: torch.Tensor) -> Exact:
-    """bfloat16 represents sums of ones up to 256, which those of 300 random signs do not reach."""
+    """Return the exact product. bfloat16 represents integers up to 256, which sums of 300 random signs do not reach."""
     return without_rounding(product(a, b))
 
 
@@ -286,7 +291,7 @@ def _row_sums(x: torch.Tensor) -> Exact:
 
 
 def _row_means(x: torch.Tensor) -> Exact:
-    """The rows have a power of two of elements: means of integers are exact."""
+    """Return the means of rows. The rows have a power of two of elements, so that the means of integers are exact."""
     return _listed([math.fsum(row) / len(row) for row in x.tolist()])
 
 
@@ -318,7 +323,8 @@ def _conv_inputs(w: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _conv_inputs_exactly(w: torch.Tensor, grad: torch.Tensor) -> Exact:
-    """Convolve the gradients with the kernels, rotated by 180 degrees and with input and output channels swapped."""
+    """Return the gradient of a convolution's input. It is a convolution of the gradients with the kernels, which are
+    rotated by 180 degrees and have input and output channels swapped."""
     groups, out = IMAGES.groups, w.shape[0] // IMAGES.groups
     parts = w.view(groups, out, *w.shape[1:]).transpose(1, 2).flip(3, 4).reshape(-1, out, *w.shape[2:])
     padded, (h, wide) = F.pad(grad, (1, 1, 1, 1)), grad.shape[2:]
@@ -402,7 +408,7 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gradients(run: Run, leaves: Sequence[torch.Tensor], grad: torch.Tensor) -> torch.Tensor:
-    """The gradients of these inputs in one vector, also where inference mode is on."""
+    """Return the gradients of the inputs in one vector, even if inference mode is on."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [values.detach().requires_grad_() for values in leaves]
         found = backward_pass.gradients(run(*leaves), leaves, grad)
@@ -424,7 +430,8 @@ def _softmax_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _softmax_gradient_exactly(x: torch.Tensor, grad: torch.Tensor) -> Exact:
-    """The tolerance of softmax counts twice, for y and for the sum of y grad, which has the error of a sum as well."""
+    """Return the expected gradient. The tolerance of softmax counts twice: for y, and for the sum of y grad. That sum
+    also has the error of a summation."""
     y = float64_reference_operations.probabilities(x)
     total, most = (y * grad).sum(-1, keepdim=True), (y * grad.abs()).sum(-1, keepdim=True)
     value, size = y * (grad - total), grad.abs() + most
@@ -438,7 +445,7 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _causal_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
-    """Each query is a separate attention over the keys up to its position."""
+    """Return causal attention, where each query is computed separately with the keys up to its position."""
     rows = [
         float64_reference_operations.attention(HOW, q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1])
         for n in range(q.shape[2])
@@ -447,7 +454,7 @@ def _causal_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
 
 
 def _values_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of the values; the others are computed as well."""
+    """Return the gradient of the values; the gradients of queries and keys are computed too."""
     return _gradients(_attention, (q, k, v), grad)[-v.numel() :]
 
 
@@ -529,7 +536,7 @@ def _seven(x: torch.Tensor) -> Exact:
 
 
 def _lists(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x - y of lists of tensors, as optimizers add them."""
+    """Return x - y, computed with the functions for lists of tensors that optimizers use."""
     lists = [list(torch.split(values, [33, 4000, 1, 65])) for values in (x, y)]
     return torch.cat(torch._foreach_add(lists[0], lists[1], alpha=-1))
 

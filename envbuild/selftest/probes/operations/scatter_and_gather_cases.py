@@ -1,8 +1,8 @@
 """Gathering, scattering and reducing by index along a dimension of a block, by pairs of indices and by masks, forward
 and backward.
 
-Results are found by comparing each index with all positions: no expected result comes from an indexing kernel. The
-dimension of the indices is the last one in the inputs, and is moved to its place for the call.
+The expected results come from comparing each index with all positions, so that no indexing kernel computes them. In the
+inputs of a case, the indexed dimension is the last one. For the call it is moved to its place.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Expected = Mapping[str, Exact]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, *FLOATS, torch.float64, torch.int64, torch.int32)
-MOST = 150_000  # comparisons of an index with a position
+MOST = 150_000  # maximum number of comparisons of an index with a position
 FILL = 7
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 GROUPS = ("gather", "scatter_add", "scatter_reduce", "scatter of a number", "index", "index_reduce", "pairs", "masks")
-FOR_FLOATS = ("scatter_reduce", "index_reduce", "masks")  # means and gradients
-# Calls whose gradients are not computed, or for which the other rows are the gradient.
+FOR_FLOATS = ("scatter_reduce", "index_reduce", "masks")  # groups with means or gradients, which integers do not have
+# Groups whose gradients are not computed, or in which `others` serves as the gradient.
 WITHOUT_GRADIENT = ("gather", "pairs", "scatter of a number", "index_reduce")
-BY_ROW = ("index", "index_reduce")  # one index for all rows
+BY_ROW = ("index", "index_reduce")  # groups with one index for all rows
 
 
 def case(point: Point, seed: int) -> Case:
-    """x (outer, inner, length), indices into its last dimension, and others of the shape of the indices."""
+    """Build a case with x (outer, inner, length), indices into its last dimension, and `others` with one element for
+    each index."""
     dtype, group, count = point["dtype"], point["group"], point["count"]
     shape = point["outer"], point["inner"], point["length"]
     x, others = hashed_inputs.whole(shape, seed, 9), hashed_inputs.whole((*shape[:2], count), seed + 1, 3)
@@ -78,7 +79,8 @@ def _exactly(x: torch.Tensor, index: torch.Tensor, *rest: torch.Tensor, point: P
 
 
 def _powers(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """1 or -1, and 2, -2, 1/2 or -1/2 one time in 8: products are powers of two in float16's range."""
+    """Return powers of two: 1 or -1, and one time in 8 one of 2, -2, 1/2 and -1/2. Their products are powers of two in
+    float16's range."""
     drawn = hashed_inputs.hashes(x.numel(), seed).view(x.shape) % 16
     return x.sign() * torch.where(drawn == 0, 2.0, torch.where(drawn == 1, 0.5, 1.0))
 
@@ -87,14 +89,14 @@ def _is_possible(point: Point) -> bool:
     if point["outer"] * point["inner"] * point["count"] * point["length"] > MOST:
         return False
     if point["group"] == "scatter of a number" and point["dtype"] == torch.bfloat16 and point["count"] > 33:
-        return False  # sums are up to 256, so that each order of addition gives the same
+        return False  # keeps sums below 256, so that each order of addition gives the same result
     if point["group"] == "pairs" and point["outer"] == 1:
         return False
     return point["dtype"].is_floating_point or point["group"] not in FOR_FLOATS
 
 
 def _leaf(x: torch.Tensor, point: Point) -> torch.Tensor:
-    """x with its last dimension moved to the place of the indexed one, in the layout of the point."""
+    """Return x with its last dimension moved to the place of the indexed dimension, in the layout of the point."""
     moved = with_large_gaps(x.movedim(-1, point["dim"]).contiguous(), point["layout"]).detach()
     return moved.requires_grad_() if x.is_floating_point() else moved
 
@@ -104,7 +106,8 @@ def _back(x: torch.Tensor, point: Point) -> torch.Tensor:
 
 
 def _indices(index: torch.Tensor, shape: torch.Size, point: Point) -> torch.Tensor:
-    """Contiguous, with the memory of its last two dimensions exchanged, or one row of indices with strides of 0."""
+    """Return the indices contiguous, with the last two dimensions swapped in memory, or as one row of indices expanded
+    with strides of 0."""
     whole = index.expand(*shape[:2], -1).movedim(-1, point["dim"])
     if point["index"] == "expanded":
         return whole
@@ -112,7 +115,7 @@ def _indices(index: torch.Tensor, shape: torch.Size, point: Point) -> torch.Tens
 
 
 def _gather(index: torch.Tensor, x: torch.Tensor, others: torch.Tensor | None = None, *, point: Point) -> Results:
-    """`others` is the gradient of what is gathered."""
+    """Gather by index. `others` is the gradient of the gathered elements."""
     leaf, places = _leaf(x, point), _indices(index, x.shape, point)
     taken = torch.gather(leaf, point["dim"], places)
     along = torch.take_along_dim(leaf, places, point["dim"])
@@ -133,7 +136,7 @@ def _gather_exactly(
 
 
 def _hits(index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """(outer, inner, count, length): whether an index names a position."""
+    """Return a boolean tensor (outer, inner, count, length) that is True where an index equals a position."""
     return index.expand(*x.shape[:2], -1)[..., None] == torch.arange(x.shape[2])
 
 
@@ -174,7 +177,7 @@ def _scatter_add_exactly(
 def _scatter_reduce(
     index: torch.Tensor, x: torch.Tensor, others: torch.Tensor, grad: torch.Tensor, *, point: Point
 ) -> Results:
-    """Every reduction, including x and without it; the gradients of sums and means."""
+    """Run every reduction, with and without the elements of x; compute the gradients of sums and means."""
     places, found = _indices(index, x.shape, point), {}
     for how in REDUCTIONS:
         for included in (True, False):
@@ -191,7 +194,7 @@ def _scatter_reduce(
 
 
 def _reduced(hits: torch.Tensor, x: torch.Tensor, others: torch.Tensor, how: str, included: bool) -> torch.Tensor:
-    """Positions without an index keep x."""
+    """Return the reduced elements. Positions to which no index points keep x."""
     neutral = {"prod": 1.0, "amax": -math.inf, "amin": math.inf}.get(how, 0.0)
     terms = torch.where(hits, others[..., None], neutral)
     counts = hits.sum(2)
@@ -210,7 +213,8 @@ def _reduced(hits: torch.Tensor, x: torch.Tensor, others: torch.Tensor, how: str
 def _scatter_reduce_exactly(
     index: torch.Tensor, x: torch.Tensor, others: torch.Tensor, grad: torch.Tensor, *, point: Point
 ) -> Expected:
-    """A mean divides an exact sum: one rounding. So does its gradient, before it is gathered."""
+    """Return the expected results. A mean divides an exact sum, which is one rounding. Its gradient is divided and
+    rounded too, before it is gathered."""
     hits, dtype, found = _hits(index, x), point["dtype"], {}
     for how in REDUCTIONS:
         for included in (True, False):
@@ -281,7 +285,7 @@ def _index_reduce(index: torch.Tensor, x: torch.Tensor, others: torch.Tensor, *,
     at = {**point, "single row": point["outer"] * point["inner"] == 1}
     uncomputed = torch_fault_exclusions.uncomputed_results("blocks by index", x.device.type, at)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is in beta
+        warnings.simplefilter("ignore")  # torch warns that index_reduce is in beta
         for how in REDUCTIONS[1:]:
             for included in (True, False):
                 name = f"{how}{'' if included else ' of others'}"
@@ -302,7 +306,8 @@ def _index_reduce_exactly(index: torch.Tensor, x: torch.Tensor, others: torch.Te
 
 
 def _pairs(index: torch.Tensor, x: torch.Tensor, others: torch.Tensor, *, point: Point) -> Results:
-    """One index into the last dimension and one into the first; `others` has a row for each pair."""
+    """Index with pairs of indices, one into the last dimension and one into the first. `others` has a row for each
+    pair."""
     leaf, rows = with_large_gaps(x, point["layout"]).detach(), others[0].t()
     leaf = leaf.requires_grad_(x.is_floating_point())
     last, first = index
@@ -336,7 +341,8 @@ def _pairs_exactly(index: torch.Tensor, x: torch.Tensor, others: torch.Tensor, *
 
 
 def _masks(mask: torch.Tensor, x: torch.Tensor, grad: torch.Tensor, *, point: Point) -> Results:
-    """The mask has no first dimension. x replaces elements of its own: those of the mask become its first elements."""
+    """Run functions of masks. The mask has no first dimension, so it is broadcast. masked_scatter writes the first
+    elements of -x to the positions of the mask."""
     leaf, source = (with_large_gaps(part, point["layout"]).detach().requires_grad_() for part in (x, -x))
     upstream = with_large_gaps(grad, point["layout"])
     scattered = leaf.masked_scatter(mask, source)
@@ -381,7 +387,7 @@ def _masks_exactly(mask: torch.Tensor, x: torch.Tensor, grad: torch.Tensor, *, p
         "x[mask] = 0": x * ~wide,
     }
     exact = {name: without_rounding(value) for name, value in found.items()}
-    # A sum of whole numbers below 1 / u is exact; torch may add larger ones in any order.
+    # A sum of whole numbers below 1 / u is exact. torch may add larger ones in any order, which rounds them.
     sums, terms = (grad * ~wide).sum((0, 2), keepdim=True), x.shape[0] * n
     largest = (grad * ~wide).abs().sum((0, 2), keepdim=True)
     is_exact = 1 / tolerances.unit_roundoff(point["dtype"]) >= float(largest.max())

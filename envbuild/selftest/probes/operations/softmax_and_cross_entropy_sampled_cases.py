@@ -23,21 +23,22 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Near the sizes of a warp, a block or one pass of a kernel; CUDA has a different softmax for more than 1024.
+# Near the sizes of a warp, a block or one pass of a kernel. For more than 1024 elements, CUDA has a different softmax.
 WIDTHS = (2, 7, 31, 33, 64, 127, 129, 257, 509, 513, 777, 1000, 1023, 1025, 1031, 2049, 4099)
 ROWS = (1, 2, 5, 17, 33)
 VALUES = ("near 0", "near 96", "near -200", "late maximum")
-MOST = 9000  # elements of a case
+MOST = 9000  # maximum number of elements of a case
 
 CLASSES = (2, 5, 33, 127, 1000, 1031, 4099)
 IGNORED = (None, -100, 1)
-SMOOTHED = 3000  # the sum of so many logarithms is within float16's range: torch sums them before it weights them
+# the sum of this many log-probabilities is within float16's range; torch sums them before it weights them
+SMOOTHED = 3000
 REDUCTIONS = ("mean", "sum", "none")
 PLACES = ((), (7,), (3, 5))  # the positions of each sample: one, a line, an image
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums` as in softmax_cross_entropy_and_gelu_fixed_cases.Rounding."""
+    """Return the operations; `rounded_sums` as in softmax_cross_entropy_and_gelu_fixed_cases.Rounding."""
     makers = LossMakers(rounded_sums)
     return (
         Operation(
@@ -104,7 +105,8 @@ class LossMakers:
     def softmax(self, point: Point, seed: int) -> Case:
         dtype, rows, width = point["dtype"], point["rows"], point["width"]
         x = _logits(rows, width, point["values"], seed).to(dtype)
-        grad = hashed_inputs.whole((rows, width), seed + 1, 3).abs().to(dtype)  # so that its sum matters
+        # all of one sign, so that its sum affects the gradient
+        grad = hashed_inputs.whole((rows, width), seed + 1, 3).abs().to(dtype)
         function = point["function"]
         exactly = (
             softmax_cross_entropy_and_gelu_fixed_cases.softmax_results
@@ -119,7 +121,8 @@ class LossMakers:
         return Case(name, dtype, (x, grad), run, exact)
 
     def cross_entropy(self, point: Point, seed: int) -> Case:
-        """The loss over targets, some of which are ignored, and its gradient."""
+        """Build a case of cross_entropy and its gradient. Some targets are ignored if the point has an ignored
+        index."""
         dtype, classes, samples, places = point["dtype"], point["classes"], point["rows"], point["places"]
         shape = (samples, *places)
         count = torch.Size(shape).numel()
@@ -146,7 +149,7 @@ class LossMakers:
 
 
 def _logits(rows: int, width: int, values: str, seed: int) -> torch.Tensor:
-    """Multiples of 1/2 that differ by at most 5, so that each has a measurable probability."""
+    """Return multiples of 1/2 that differ by at most 5, so that each class has a measurable probability."""
     drawn = (hashed_inputs.hashes(rows * width, seed) % 5).reshape(rows, width) / 2
     if values == "late maximum":  # an online softmax must rescale its partial sum
         drawn[:, width // 2 :] += 2
@@ -156,7 +159,8 @@ def _logits(rows: int, width: int, values: str, seed: int) -> torch.Tensor:
 
 
 def _softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layout: str) -> Results:
-    """Two calls, the first with the rows in reverse order, to find results that are kept from an earlier call."""
+    """Call the function twice, first with the rows in reverse order, to detect results that are kept from an earlier
+    call."""
     again = _one_softmax(x.flip(0), grad.flip(0), function, over, layout)
     reversed_rows = {f"{name} of reversed rows": part.flip(0) for name, part in again.items()}
     return {**_one_softmax(x, grad, function, over, layout), **reversed_rows}
@@ -165,7 +169,7 @@ def _softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layo
 def _softmax_exactly(
     x: torch.Tensor, grad: torch.Tensor, exactly: Callable[..., dict[str, Exact]], rounding: Rounding, over: str
 ) -> Expected:
-    """Each row separately; over the middle dimension, columns of other rows lie in between."""
+    """Return the expected results of each row. Over the middle dimension, there are three variants of the rows."""
     found = exactly(x, grad, rounding)
     if over == "middle":
         found = {name: Exact(_three_times(part.value), _three_times(part.bound)) for name, part in found.items()}
@@ -173,12 +177,13 @@ def _softmax_exactly(
 
 
 def _three_times(rows: torch.Tensor) -> torch.Tensor:
-    """Neighbouring columns with different sums, except for a single row."""
+    """Stack three variants of the rows as the last dimension, so that neighbouring columns have different sums (except
+    for a single row)."""
     return torch.stack((rows, rows.flip(0), rows.flip(1)), -1)
 
 
 def _one_softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layout: str) -> dict[str, torch.Tensor]:
-    """Moves the rows to the position of the dimension: (rows, width), (width, rows) or (rows, width, 3)."""
+    """Run the function with the rows laid out for `over`: (rows, width), (width, rows) or (rows, width, 3)."""
 
     def turned(y: torch.Tensor) -> torch.Tensor:
         return y.t() if over == "first" else _three_times(y) if over == "middle" else y
@@ -216,7 +221,8 @@ def _losses(
     point: Point,
     rounding: Rounding,
 ) -> Expected:
-    """The loss of a row is -sum q log p, with q = (1 - s) w[target] at the target, plus s w / classes everywhere.
+    """Return the expected loss and gradient. The loss of a row is -sum q log p. q is s w / classes everywhere, plus (1
+    - s) w[target] at the target.
 
     log p is rounded, and so are its products with q and their sums, the gradients of log p, and the mean.
     """

@@ -1,4 +1,5 @@
-"""Operations whose results are rounded, forward and backward: softmax, cross-entropy and gelu against float64."""
+"""Operations whose results are rounded, compared with float64, forward and backward: softmax, cross-entropy and
+gelu."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Larger than 88.7, so the exponential exceeds float32's range; bfloat16 has multiples of 1/2 there.
+# Larger than 88.7, so that the exponential exceeds float32's range. At this size, bfloat16 represents multiples of 1/2.
 LARGE, STEPS = 96.0, 5
-SHAPES = ((37, 2), (37, 33), (5, 1025))  # rows and classes: CUDA has a different softmax for more than 1024
-ROWS = 29  # of cross-entropy, without the ignored ones, which are every fourth row of the call
+SHAPES = ((37, 2), (37, 33), (5, 1025))  # (rows, classes); for more than 1024 classes, CUDA has a different softmax
+ROWS = 29  # rows of cross-entropy that count; in the call, every fourth row is an additional, ignored one
 CLASSES = (33, 1031)
 IGNORED = -100
 ACTIVATED = 4099
@@ -30,20 +31,20 @@ ACTIVATED = 4099
 
 @dataclass(frozen=True)
 class Rounding:
-    """The dtype of an operation's result. `sums`: exponentials, their sum and its logarithm are rounded to it as well,
-    as by torch's CPU kernels. Kernels for GPUs keep float32 until the result."""
+    """How an operation rounds. `dtype`: the dtype of the result. `sums`: exponentials, their sum and its logarithm are
+    rounded to this dtype too, as by torch's CPU kernels. Kernels for GPUs keep float32 until the result."""
 
     dtype: torch.dtype
     sums: bool
 
     @property
     def unit(self) -> float:
-        """The unit roundoff of intermediate results; 0 where they are not rounded."""
+        """The unit roundoff of intermediate results; 0 if they are not rounded."""
         return tolerances.unit_roundoff(self.dtype) if self.sums else 0.0
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
-    """Every case, on the host; `rounded_sums` as in Rounding."""
+    """Yield every case, with inputs on the host; `rounded_sums` as in Rounding."""
     for dtype in DTYPES:
         rounding = Rounding(dtype, rounded_sums)
         for rows, classes in SHAPES:
@@ -55,7 +56,7 @@ def cases(rounded_sums: bool) -> Iterator[Case]:
 
 
 def normalized_exponentials(rows: int, classes: int, rounding: Rounding) -> Iterator[Case]:
-    """softmax and log_softmax, over the last dimension and over the first."""
+    """Yield softmax and log_softmax, over the last dimension and over the first."""
     x, grad = logits(rows, classes, rounding.dtype), hashed_inputs.signed((rows, classes), 403).to(rounding.dtype)
     for name, function, exact in (
         ("softmax", torch.softmax, softmax_results),
@@ -70,7 +71,7 @@ def normalized_exponentials(rows: int, classes: int, rounding: Rounding) -> Iter
 
 
 def gelu_case(form: str, dtype: torch.dtype) -> Case:
-    """gelu, from arguments where it is close to 0 to arguments where it is close to its argument."""
+    """Build a case of gelu. The arguments range from where gelu is close to 0 to where it is close to its argument."""
     x, grad = hashed_inputs.signed((ACTIVATED,), 411) * 3.5, hashed_inputs.whole((ACTIVATED,), 412, 3)
     run = functools.partial(_gelu, form=form)
     exact = functools.partial(_gelu_exactly, form=form, dtype=dtype)
@@ -80,7 +81,7 @@ def gelu_case(form: str, dtype: torch.dtype) -> Case:
 
 
 def logits(rows: int, classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """From 96 to 98: so close to each other that every class has a measurable probability."""
+    """Return logits from 96 to 98. They are so close to each other that every class has a measurable probability."""
     return (LARGE + hashed_inputs.hashes(rows * classes, 401).reshape(rows, classes) % STEPS / 2).to(dtype)
 
 
@@ -101,14 +102,15 @@ def _along(x: torch.Tensor, grad: torch.Tensor, function: Callable[..., torch.Te
 def _over(
     x: torch.Tensor, grad: torch.Tensor, exact: Callable[..., dict[str, Exact]], dim: int, rounding: Rounding
 ) -> Expected:
-    """Applies `exact`, which works over the last dimension, over the dimension `dim`."""
+    """Apply `exact`, which works over the last dimension, over the dimension `dim`."""
     if dim:
         return exact(x, grad, rounding)
     return {name: Exact(part.value.t(), part.bound.t()) for name, part in exact(x.t(), grad.t(), rounding).items()}
 
 
 def softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
-    """The gradient y (g - sum g y) has the errors of the rounded y, and of the sum."""
+    """Return the expected results of softmax. The gradient y (g - sum g y) has the errors of the rounded y, and of the
+    sum."""
     found = float64_reference_operations.softmax(Arithmetic(rounding.dtype), x)
     y, n = found.value, x.shape[-1]
     error = found.bound + 2 * rounding.unit * y
@@ -120,7 +122,8 @@ def softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> 
 
 
 def log_softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
-    """The gradient g - exp(y) sum g has the errors of the rounded y, and of the sum."""
+    """Return the expected results of log_softmax. The gradient g - exp(y) sum g has the errors of the rounded y, and of
+    the sum."""
     output = log_probabilities(x, rounding)
     total, size = grad.sum(-1, keepdim=True), grad.abs().sum(-1, keepdim=True)
     p = output.value.exp()
@@ -131,7 +134,8 @@ def log_softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding)
 
 
 def log_probabilities(x: torch.Tensor, rounding: Rounding) -> Exact:
-    """The rounding of a sum changes its logarithm by one unit; the logarithm is then rounded itself."""
+    """Return log-softmax with its tolerance. Rounding the sum changes its logarithm by one unit roundoff; then the
+    logarithm itself is rounded."""
     shifted = x - x.amax(dim=-1, keepdim=True)
     total = shifted.exp().sum(dim=-1, keepdim=True).log()
     value = shifted - total
@@ -140,7 +144,8 @@ def log_probabilities(x: torch.Tensor, rounding: Rounding) -> Exact:
 
 
 def cross_entropy(classes: int, rounding: Rounding) -> Case:
-    """The mean over the rows that count; ignored rows lie between them, and their gradients are 0."""
+    """Build a case of the mean loss of the rows that count. Ignored rows lie between them, and their gradients must be
+    0."""
     x, targets = logits(ROWS, classes, rounding.dtype), hashed_inputs.hashes(ROWS, 421) % classes
     exact = functools.partial(_mean_of_counted, rounding=rounding)
     return Case(f"cross_entropy {ROWS}x{classes}", rounding.dtype, (x, targets), _cross_entropy, exact)
@@ -158,7 +163,8 @@ def _cross_entropy(x: torch.Tensor, targets: torch.Tensor) -> Results:
 
 
 def _among_ignored(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The positions of the rows that count among all rows, of which every fourth is ignored, and all targets."""
+    """Return the positions of the rows that count among all rows, and the targets of all rows. Every fourth row is
+    ignored."""
     kept = torch.arange(len(targets), device=targets.device)
     kept = kept + kept // 3 + 1
     everyone = torch.full((int(kept[-1]) + 2,), IGNORED, device=targets.device)
@@ -167,7 +173,8 @@ def _among_ignored(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mean_of_counted(x: torch.Tensor, targets: torch.Tensor, rounding: Rounding) -> Expected:
-    """The log-probabilities and the gradients of their mean are rounded; sums are in float32."""
+    """Return the expected results. The log-probabilities and the gradients of their mean are rounded; sums are in
+    float32."""
     dtype = rounding.dtype
     kept, everyone = _among_ignored(targets)
     hits = targets[:, None] == torch.arange(x.shape[1])
@@ -190,8 +197,8 @@ def _gelu(x: torch.Tensor, grad: torch.Tensor, form: str) -> Results:
 
 
 def _gelu_exactly(x: torch.Tensor, grad: torch.Tensor, form: str, dtype: torch.dtype) -> Expected:
-    """x w with w in [0, 1], and its derivative w + x w'. The accuracy of both factors is that of
-    tolerances.activation."""
+    """Return the expected results: x w with w in [0, 1], and its derivative w + x w'. The accuracy of both factors is
+    that of tolerances.activation."""
     how = Arithmetic(dtype)
     if form == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)

@@ -1,6 +1,7 @@
-"""Copies that rearrange a block of three dimensions: turned, reversed, rolled, repeated, joined, cut, padded, windows.
+"""Copies that rearrange a three-dimensional block: transposed, reversed, rolled, repeated, joined, cut, padded,
+windows.
 
-The expected elements are found by the arithmetic of their indices.
+The expected elements are found by arithmetic on their indices.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Index = torch.Tensor
 Places = Callable[[Index, Index, Index], tuple[Index, Index, Index]]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int16, torch.int8, torch.bool)
-MOST = 8000  # elements of a block
+MOST = 8000  # maximum number of elements of a block
 LARGE = ((1, 1030, 1031), (65539, 2, 3), (3, 70001, 2), (2, 3, 65537))
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A call that rearranges the elements of a block, by the shape of its input.
+    """A call that rearranges the elements of a block.
 
-    `shape`: gets the input's shape, and returns the result's. `places`: gets the input's shape, and returns the
-    function from (i, j, k), the position of an element of the result, to its position in the input. `fits`: whether the
-    call accepts this shape and dtype.
+    `shape`: returns the shape of the result for that of the input. `places`: takes the shape of the input and returns a
+    function. That function maps (i, j, k), the position of an element of the result, to the position of this element in
+    the input. `fits`: whether the call accepts this shape and dtype.
     """
 
     call: Callable[[torch.Tensor], torch.Tensor]
@@ -216,8 +217,8 @@ def slice_of(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _turning(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The odd numbers 1, 3, 5, ... modulo the size of dimension `dim`; as many as the longer of the first and the last
-    dimension has elements."""
+    """Return the odd numbers 1, 3, 5, ... modulo the size of dimension `dim`. There are as many as the first or the
+    last dimension has elements, whichever is longer."""
     count = max(x.shape[0], x.shape[2])
     return (torch.arange(count, device=x.device) * 2 + 1) % x.shape[dim]
 
