@@ -29,9 +29,9 @@ SMALL = (torch.int16, torch.int8, torch.uint8)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LENGTHS = (1, 2, 7, 31, 33, 64, 127, 129, 255, 257, 511, 515, 1023, 1025, 1500, 2049, 4099, 8191, 20001)
 ROWS = (1, 2, 3, 5, 16, 33, 65)
-MOST = 1 << 15  # elements of a case
-SCANNED = 2049  # elements of a cumulative sum
-LISTED = 1 << 13  # elements of a case that Python sorts
+MOST = 1 << 15  # maximum number of elements of a case
+SCANNED = 2049  # maximum length of a cumulative sum
+LISTED = 1 << 13  # maximum number of elements of a case that Python sorts
 
 SUMS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sum": lambda x, dim: torch.sum(x, dim),
@@ -55,13 +55,13 @@ SPREADS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "norm 1": lambda x, dim: torch.linalg.vector_norm(x, 1, dim=dim),
     "norm inf": lambda x, dim: torch.linalg.vector_norm(x, math.inf, dim=dim),
 }
-# Longest rows for which one changed element still changes the variance measurably.
+# The longest rows in which one changed element still changes the variance measurably.
 LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation. `rounded_sums`: a sum may be rounded to the dtype before it is divided, as in torch's mean for
-    the CPU."""
+    """Return the operations. `rounded_sums`: a sum may be rounded to the dtype before it is divided, as torch's CPU
+    kernel for the mean does."""
     makers = ReductionMakers(rounded_sums)
     return (
         Operation(
@@ -125,7 +125,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         Operation(
             "place in a long vector",
             {
-                "past": (-1, 0, 1, 2, 3, 1025),  # relative to 2^24, above which float32 does not have every integer
+                "past": (-1, 0, 1, 2, 3, 1025),  # added to 2^24, above which float32 does not represent every integer
                 "from the end": (0, 1, 2, 4097),
                 "dtype": DTYPES,
             },
@@ -136,8 +136,8 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
 
 
 def _can_be_ordered(point: Point) -> bool:
-    """Whether the dtype has enough numbers: half-precision dtypes have too few for crowded values, small integers too
-    few for different values."""
+    """Return whether the dtype has enough numbers. Half-precision dtypes have too few for "crowded" values, and small
+    integer dtypes have too few for distinct values."""
     fits: bool = point["length"] * point["rows"] <= LISTED and (
         point["dtype"] not in SMALL or point["values"] == "equal"
     )
@@ -145,7 +145,8 @@ def _can_be_ordered(point: Point) -> bool:
 
 
 def _can_be_added(point: Point) -> bool:
-    """Large integers test the width of a sum of integers or of a mean of float16."""
+    """Return whether the values suit the dtype. Large integers test in which width a sum of integers, or a mean of
+    float16, is accumulated."""
     dtype, values = point["dtype"], point["values"]
     if point["length"] * point["rows"] > MOST or (dtype in INTEGERS and values == "fractions"):
         return False
@@ -153,7 +154,7 @@ def _can_be_added(point: Point) -> bool:
 
 
 def _functions(point: Point) -> list[str]:
-    """The functions for such numbers: no mean of integers, and no sum that exceeds float16's range."""
+    """Return the functions for these values: no mean of integers, and no sum that exceeds float16's range."""
     if point["dtype"] in INTEGERS:
         functions = ["sum", "sum of all", "sum of both dimensions", "count of nonzero"]
     elif point["values"] == "large integers":
@@ -165,13 +166,14 @@ def _functions(point: Point) -> list[str]:
 
 @dataclass(frozen=True)
 class ReductionMakers:
-    """Build the case of `sum` for one combination of parameter values (`point`)."""
+    """Builds the case of the operation `sum` for one combination of parameter values (`point`)."""
 
     rounded_sums: bool
 
     def sum(self, point: Point, seed: int) -> Case:
         dtype, shape = point["dtype"], (point["rows"], point["length"])
-        if point["values"] == "fractions":  # the second half cancels the first: lost digits of partial sums show
+        # the second half of a sum cancels the first, so that lost digits of partial sums show
+        if point["values"] == "fractions":
             x = (1 + hashed_inputs.uniform(shape, seed)) / 2
             x[:, point["length"] // 2 :] *= -1
         elif point["values"] == "large integers":
@@ -189,7 +191,7 @@ class ReductionMakers:
 
 
 def _turned(x: torch.Tensor, over: str, layout: str) -> tuple[torch.Tensor, int]:
-    """(rows, length) or (length, rows), and the dimension of the length."""
+    """Return x as (rows, length) or (length, rows), and the dimension that contains the length."""
     return (with_large_gaps(x, layout), 1) if over == "rows" else (with_large_gaps(x.t(), layout), 0)
 
 
@@ -204,8 +206,8 @@ def _sums_exactly(x: torch.Tensor, functions: Sequence[str], point: Point, round
 
 
 def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) -> Exact:
-    """Integers are exact where the dtype represents the sum; a float32 sum of fractions has the error
-    tolerances.summation."""
+    """Return an expected sum or mean. Sums of integers are exact if the dtype represents them. A float32 sum of
+    fractions has the error tolerances.summation."""
     dtype = point["dtype"]
     if function == "count of nonzero":
         return without_rounding(torch.tensor([sum(map(bool, row)) for row in x.tolist()], dtype=torch.float64))
@@ -228,7 +230,7 @@ def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) ->
     return Exact(value, 2 * tolerances.rounding(value, dtype) + (before + arithmetic) / count)
 
 
-# Each returns its results by name.
+# Each function returns its results by name.
 ORDERS: dict[str, Callable[[torch.Tensor, int, int], dict[str, torch.Tensor]]] = {
     "max": lambda x, dim, k: dict(zip(("largest", "place"), torch.max(x, dim))),
     "min": lambda x, dim, k: dict(zip(("smallest", "place"), torch.min(x, dim))),
@@ -287,7 +289,7 @@ FIRST_OF_EQUALS = (
     "searchsorted",
     "amax and amin",
 )
-# How many elements are taken of n.
+# How many of n elements are taken.
 TAKEN: dict[str, Callable[[int], int]] = {
     "1": lambda n: 1,
     "5": lambda n: min(5, n),
@@ -300,12 +302,13 @@ TAKEN: dict[str, Callable[[int], int]] = {
 
 
 def order(point: Point, seed: int) -> Case:
-    """Distinct numbers within each row: 16-bit patterns in an order of their own."""
+    """Build a case of sorting and similar functions. Unless the values are "equal", the numbers in each row are
+    distinct."""
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     places = hashed_inputs.hashes(rows * length, seed).reshape(rows, length).argsort(1)
     if point["values"] == "equal":
         x = (places % 120 - (0 if dtype == torch.uint8 else 60)).to(dtype)
-    elif point["values"] == "crowded":  # the first bits are equal
+    elif point["values"] == "crowded":  # the leading bits of all numbers are equal
         x = (8 + places * 2.0**-20 if dtype.is_floating_point else (1 << 20) + places).to(dtype)
     elif dtype in (torch.float16, torch.bfloat16):
         patterns = finite_patterns(dtype)
@@ -317,7 +320,8 @@ def order(point: Point, seed: int) -> Case:
     name = (
         f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}, {point['taken']} taken"
     )
-    # For equal numbers, only functions for which torch promises the first one are used.
+    # With equal numbers, only functions are used for which torch promises the first position, or whose results do not
+    # depend on it.
     functions = FIRST_OF_EQUALS if point["values"] == "equal" else tuple(ORDERS)
     taken = TAKEN[point["taken"]](length)
     run = functools.partial(_ordered, functions=functions, over=point["over"], layout=point["layout"], taken=taken)
@@ -325,7 +329,7 @@ def order(point: Point, seed: int) -> Case:
 
 
 def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str, taken: int) -> Results:
-    """The results; maxima and minima of rows with a NaN must be NaN."""
+    """Return the results. In addition, maxima and minima of rows with a NaN must be NaN."""
     given, dim = _turned(x, over, layout)
     found = {f"{name}: {what}": part for name in functions for what, part in ORDERS[name](given, dim, taken).items()}
     if x.is_floating_point():
@@ -339,7 +343,8 @@ def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str, 
 def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str], taken: int) -> Expected:
     rows: list[list[float]] = x.tolist()
     rising = [sorted(range(len(row)), key=row.__getitem__) for row in rows]
-    falling = [sorted(places, key=row.__getitem__, reverse=True) for row, places in zip(rows, rising)]  # also stable
+    # this sort is stable too
+    falling = [sorted(places, key=row.__getitem__, reverse=True) for row, places in zip(rows, rising)]
     up, down = (_picked(rows, places) for places in (rising, falling))
     top, middle = taken, (len(rows[0]) + 1) // 2
     of_rank, of_middle = up["values"][:, top - 1], up["values"][:, middle - 1]
@@ -382,7 +387,8 @@ def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str], taken: int) -> E
 
 
 def _unique(row: list[float]) -> dict[str, torch.Tensor]:
-    """The different numbers of a row, the number of each element's, and how often each occurs."""
+    """Return the distinct numbers of a row, the index of each element's number among them, and the count of each
+    number."""
     counts = collections.Counter(row)
     values = sorted(counts)
     numbers = {value: number for number, value in enumerate(values)}
@@ -391,8 +397,9 @@ def _unique(row: list[float]) -> dict[str, torch.Tensor]:
 
 
 def _searched(rising: list[float], values: list[float]) -> dict[str, torch.Tensor]:
-    """Where values would be inserted, before or after equal ones."""
-    # Values that occur are looked up: to search for 70,001 of them took most of the time of a long order.
+    """Return where values would be inserted: before or after equal ones."""
+    # Positions of values that occur are looked up, because searching for 70,001 of them took most of the time of a long
+    # case.
     left = {value: len(rising) - place for place, value in enumerate(reversed(rising), 1)}
     right = {value: place for place, value in enumerate(rising, 1)}
     lists = {
@@ -403,19 +410,20 @@ def _searched(rising: list[float], values: list[float]) -> dict[str, torch.Tenso
 
 
 def _picked(rows: list[list[float]], places: list[list[int]]) -> dict[str, torch.Tensor]:
-    """These positions of each row, and the values there."""
+    """Return the given positions of each row, and the values there."""
     values = [[row[place] for place in order] for row, order in zip(rows, places)]
     lists: dict[str, list[Any]] = {"values": values, "places": places}
     return {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in lists.items()}
 
 
 def spread(point: Point, seed: int) -> Case:
-    """Variances, deviations and norms of positive numbers, so that each sign matters."""
+    """Build a case of variances, deviations and norms. The numbers are positive, so that each sign matters."""
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     x = hashed_inputs.whole((rows, length), seed, 8).abs()
     if point["values"] == "far from 0":
         x = x + (2000 if dtype == torch.float32 else 50)
-    elif point["values"] == "large":  # the sum of squares is just within float32's range, and exceeds float16's
+    # the sum of squares is just within float32's range; for float16, squares exceed its range
+    elif point["values"] == "large":
         x = x * 2.0 ** (3 if dtype == torch.float16 else 60 - math.ceil(math.log2(8 * length) / 2))
     name = f"variances and norms of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"
     run = functools.partial(_spreads, over=point["over"], layout=point["layout"])
@@ -428,8 +436,8 @@ def _spreads(x: torch.Tensor, over: str, layout: str) -> Results:
 
 
 def _spreads_exactly(x: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """An error of the mean changes each x - mean, and thereby the variance (as in norm_cases); a root halves a relative
-    error."""
+    """Return the expected results. An error of the mean changes each x - mean, and thereby the variance (as in
+    norm_sampled_cases). A root halves a relative error."""
     n = x.shape[1]
     mean, error = x.mean(1), 4 * tolerances.summation(n)
     shifted = (x - mean[:, None]).abs()
@@ -459,7 +467,7 @@ FINDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def place(point: Point, seed: int) -> Case:
-    """The position of the only element of many that is not 0."""
+    """Build a case that finds the position of the only nonzero element of a long vector."""
     length = (1 << 24) + 4099 + point["past"]
     where = torch.tensor([(1 << 24) + point["past"] + point["from the end"]])
     run = functools.partial(_found, length=length, dtype=point["dtype"])

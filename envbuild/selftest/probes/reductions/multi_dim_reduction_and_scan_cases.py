@@ -1,4 +1,5 @@
-"""Reductions and scans over each dimension of a block of three, and over several: sums, extremes, variances, norms."""
+"""Reductions over one or several dimensions of a three-dimensional block, and scans over one: sums, extremes,
+variances, norms."""
 
 from __future__ import annotations
 
@@ -36,11 +37,12 @@ GROUPS = ("sums", "orders", "spreads", "truths", "exponentials", "scans")
 FOR_INTEGERS = ("sums", "orders", "truths", "scans")
 LENGTHS = (1, 2, 3, 4, 5, 8, 17, 31, 33, 64, 65, 129, 257, 513, 1025, 2049, 4099, 9001)
 OTHERS = (1, 2, 3, 4, 5, 8, 17, 33, 65, 130)
-MOST = 10000  # elements of a block
-# Terms of a logarithm or a variance: one changed element still changes it by more than its tolerance.
+MOST = 10000  # maximum number of elements of a block
+# The largest numbers of terms in a logarithm or a variance for which one changed element changes the result by more
+# than its tolerance.
 LONGEST = {torch.float32: 2100, torch.float16: 200, torch.bfloat16: 40}
 EXPANDED = "expanded"
-ORDERS = (0, 1, 2, 3, math.inf, -math.inf)  # of norms
+ORDERS = (0, 1, 2, 3, math.inf, -math.inf)  # orders of norms
 
 
 def _sizes(point: Point) -> tuple[int, int, int]:
@@ -62,7 +64,8 @@ def _is_possible(point: Point) -> bool:
 
 
 def reduction(point: Point, seed: int) -> Case:
-    """Reduce a block of numbers that suit the functions: whole numbers for sums, different numbers for comparisons."""
+    """Build a case of a block of numbers that suit the functions: whole numbers for sums, distinct numbers for
+    comparisons."""
     dtype, group, sizes, dims = point["dtype"], point["group"], _sizes(point), OVER[point["over"]]
     if point["layout"] == EXPANDED:
         x = hashed_inputs.whole((sizes[0], 1, sizes[2]), seed, 2)
@@ -85,7 +88,7 @@ def reduction(point: Point, seed: int) -> Case:
 
 
 def _different(sizes: Sequence[int], dims: Dims, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Whole numbers that differ as far as the dtype has that many."""
+    """Return whole numbers that are distinct as far as the dtype has enough of them."""
     order = hashed_inputs.hashes(math.prod(sizes), seed).argsort().argsort().reshape(tuple(sizes))
     most = {torch.float16: 2048, torch.bfloat16: 256, torch.int8: 120, torch.uint8: 250}.get(dtype, 1 << 20)
     numbers = order % most
@@ -182,7 +185,8 @@ RUNS: dict[str, Callable[[torch.Tensor, Dims, bool], Results]] = {
 
 
 def _exactly(x: torch.Tensor, point: Point) -> Expected:
-    """Each function of the rows of a float64 matrix, in the shape of its result."""
+    """Return the expected results: each function is applied to the rows of a float64 matrix, and reshaped to the shape
+    of its result."""
     dims, dtype = OVER[point["over"]], point["dtype"]
     sizes = _sizes(point)
     wide = x.to(torch.float64).expand(sizes)
@@ -226,7 +230,8 @@ def _places(block: list[list[list[float]]]) -> list[tuple[int, int, int]]:
 
 
 def _names(group: str, dims: Dims, dtype: torch.dtype) -> set[str] | None:
-    """The names of the results that a group has for these dimensions and this dtype; None if it always has all."""
+    """Return the names of the results that a group has for these dimensions and this dtype; None if it always has all
+    of them."""
     names = {"sums": {"sum", "count"}, "orders": {"amax", "amin"}, "truths": {"count", "true"}}.get(group)
     if names is None:
         return None
@@ -249,7 +254,7 @@ def _sums_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
     total, count = torch.tensor([math.fsum(row) for row in rows.tolist()], dtype=torch.float64), rows.shape[1]
     mean = total / count
     whole = Exact(total, lost_in_rounding(total, dtype))
-    # torch's CPU kernels may round the sum before they divide it.
+    # torch's CPU kernels may round the sum before dividing it.
     of_mean = (
         2 * tolerances.rounding(mean, dtype) + lost_in_rounding(total, dtype) / count
         if dtype.is_floating_point
@@ -267,7 +272,7 @@ def _sums_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
 
 
 def _orders_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
-    """The place of an extreme is the first of equal ones."""
+    """Return the expected extremes. The position of an extreme is the first one if several elements are equal."""
     n = rows.shape[1]
     lists = rows.tolist()
     high, low = ([pick(row) for row in lists] for pick in (max, min))
@@ -284,8 +289,8 @@ def _orders_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
 
 
 def _spreads_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
-    """The error of the mean changes each distance from it, and thereby the variance; a root halves a relative
-    error."""
+    """Return the expected results. An error of the mean changes each distance from it, and thereby the variance. A root
+    halves a relative error."""
     n, error = rows.shape[1], 4 * tolerances.summation(rows.shape[1])
     mean = rows.mean(1)
     distance = (rows - mean[:, None]).abs()
@@ -317,7 +322,8 @@ def _truths_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
 
 
 def _exponentials_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
-    """torch rounds the difference from the maximum, its exponential, the sum and its logarithm to the dtype."""
+    """Return the expected results. torch rounds the difference from the maximum, its exponential, the sum and its
+    logarithm to the dtype."""
     value = rows.exp().sum(1).log()
     u = tolerances.unit_roundoff(dtype)
     limit = tolerances.rounding(value, dtype) + 3 * u + 4 * tolerances.summation(rows.shape[1]) * (1 + value.abs())
@@ -326,7 +332,8 @@ def _exponentials_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, E
 
 
 def _scans_exactly(rows: torch.Tensor, dtype: torch.dtype) -> dict[str, Exact]:
-    """Each by Python's itertools.accumulate. The logarithm of sums of exponentials is rounded at each step."""
+    """Return the expected scans, each by Python's itertools.accumulate. The running logarithm of sums of exponentials
+    is rounded at each step."""
     lists = rows.tolist()
 
     def along(step: Callable[[float, float], float], some: Sequence[Sequence[float]] = lists) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Gradients of sums, products, norms, extremes, sorted values and scans over dimensions of a block of three.
+"""Gradients of sums, products, norms, extremes, sorted values and scans over dimensions of a three-dimensional block.
 
 The references are sums of exponentials in float64, products with triangular matrices, and Python's sorts and products
 of lists. No reference calls the tested function.
@@ -31,12 +31,12 @@ Call = Callable[[torch.Tensor, Dims, bool, int], torch.Tensor]
 DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SIZES = (1, 2, 3, 4, 5, 8, 17, 31, 33, 64, 65, 129, 200)
 LONG = (257, 513, 1025, 2049)
-MOST = 5000  # elements of a block
-# Elements of a row, so that one changed element still changes a gradient by more than its tolerance, and float16 and
-# bfloat16 have enough different numbers.
+MOST = 5000  # maximum number of elements of a block
+# LONGEST: the most elements of a row with which one changed element changes a gradient by more than its tolerance, and
+# with which float16 and bfloat16 have enough distinct numbers.
 ORDERED = ("extremes", "equals", "running extremes")  # groups whose input consists of ranks
 LONGEST = {torch.float64: 2049, torch.float32: 2049, torch.float16: 200, torch.bfloat16: 33}
-# Functions of the same input.
+# The functions of each group, which have the same input.
 GROUPS: dict[str, tuple[str, ...]] = {
     "sums": ("sum", "mean", "norm 1", "norm 2", "norm 3", "var", "var without correction", "std", "cumsum"),
     "exponentials": ("logsumexp",),
@@ -48,7 +48,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 SCANS = ("cumsum", "logcumsumexp")
 LIKE_INPUT = (*SCANS, "cumprod", "cummax", "cummin", "sort", "topk")  # the result has a row for each row of the input
-OF_ONE = (*LIKE_INPUT, "prod", "max", "min", "kthvalue", "median")  # take one dimension
+OF_ONE = (*LIKE_INPUT, "prod", "max", "min", "kthvalue", "median")  # functions that accept only one dimension
 
 CALLS: dict[str, Call] = {
     "sum": lambda x, dims, keepdim, k: torch.sum(x, dims, keepdim),
@@ -75,7 +75,7 @@ CALLS: dict[str, Call] = {
     "cummax": lambda x, dims, keepdim, k: torch.cummax(x, dims[0])[0],
     "cummin": lambda x, dims, keepdim, k: torch.cummin(x, dims[0])[0],
 }
-ONLY_OF_ONE = ("logarithms", "products", "running extremes")  # groups
+ONLY_OF_ONE = ("logarithms", "products", "running extremes")  # groups whose functions all accept only one dimension
 
 
 def _sizes(point: Point) -> tuple[int, int, int]:
@@ -104,19 +104,19 @@ def _functions(point: Point) -> list[str]:
 
 
 def _taken(point: Point) -> int:
-    """How many elements a topk takes, or the rank of an element."""
+    """Return how many elements topk takes, and the rank for kthvalue."""
     return max(1, _length(point) * int(point["share"]) // 4)
 
 
 def gradient_case(point: Point, seed: int) -> Case:
-    """A block of numbers that suit the functions, and gradients of their results: of one number for each row, and of a
-    row for each row."""
+    """Build a case of a block of numbers that suit the functions, with up to two gradients of results: one number for
+    each row, and one row for each row."""
     group, dtype, sizes, dims = point["group"], point["dtype"], _sizes(point), OVER[point["over"]]
     if group in ORDERED:
         order = hashed_inputs.hashes(math.prod(sizes), seed).reshape(sizes)
         order = _rows(order, dims).argsort(1).argsort(1)
         n = order.shape[1]
-        if group == "equals":  # the largest two or three elements, and the smallest
+        if group == "equals":  # the two or three largest elements are equal, and so are the smallest
             order = order.clamp(1 + (n > 5), n - 2 - (n > 5))
         elif group == "running extremes":  # each number occurs twice
             order = order // 2 * 2
@@ -127,7 +127,7 @@ def gradient_case(point: Point, seed: int) -> Case:
         x = hashed_inputs.whole(sizes, seed, 3) / 2
     else:
         rows = _rows(hashed_inputs.whole(sizes, seed, 4), dims).clone()
-        rows[:, 0], rows[:, 1] = 1, -2  # so that no deviation is 0
+        rows[:, 0], rows[:, 1] = 1, -2  # so that no standard deviation is 0
         x = _block(rows, sizes, dims)
     functions = _functions(point)
     most = 1 if dtype == torch.bfloat16 else 2
@@ -145,8 +145,9 @@ def gradient_case(point: Point, seed: int) -> Case:
 
 
 def _factors(rows: int, length: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Factors whose products and sums of products the dtype represents: signs; in float32 and float64 also one 2 and
-    one 1/2 in each row; in every third row a 0, which torch's gradients treat apart."""
+    """Return factors whose products, and sums of these, the dtype represents. They are signs. In float32 and float64,
+    each row also has one factor of +-2 and one of +-1/2. Every third row has a 0, which torch's gradients handle
+    separately."""
     factors = hashed_inputs.signs(rows * length, seed).reshape(rows, length)
     places = hashed_inputs.hashes(rows * length, seed + 7).reshape(rows, length).argsort(1)
     if dtype in (torch.float32, torch.float64):
@@ -164,20 +165,20 @@ def _computed(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Result
         output = CALLS[name](given, dims, point["keepdim"], _taken(point))
         g = gradients[-1 if name in LIKE_INPUT else 0]
         g = g.narrow(dims[0], 0, output.shape[dims[0]]) if name == "topk" else g
-        # The layout of a gradient of fewer dimensions is that of the whole.
+        # If the gradient has fewer dimensions than the block, it stays contiguous.
         turned = with_large_gaps(g, layout) if g.dim() == 3 else g
         (found[name],) = backward_pass.gradients(output, (leaf,), turned)
     return found
 
 
 def _rows(x: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """A block as a matrix whose columns are the elements over `dims`."""
+    """Return a block as a matrix. Each row contains the elements over the dimensions `dims`."""
     kept = [dim for dim in range(3) if dim not in dims]
     return x.permute(*kept, *dims).reshape(math.prod(x.shape[dim] for dim in kept), -1)
 
 
 def _block(rows: torch.Tensor, sizes: tuple[int, ...], dims: Dims) -> torch.Tensor:
-    """The reverse of `_rows`."""
+    """Return the block for a matrix; the inverse of `_rows`."""
     kept = [dim for dim in range(3) if dim not in dims]
     order = (*kept, *dims)
     whole = rows.reshape([sizes[dim] for dim in order])
@@ -198,9 +199,9 @@ def _exactly(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Expecte
 
 
 def _of_rows(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of each row and its tolerance, without the rounding of the result. u counts roundings to the dtype
-    between the steps that torch's formulas consist of; statistics have the error of a summation in float32, or in
-    float64 for float64 (summation_error)."""
+    """Return the gradient of each row, and its tolerance without the rounding of the result. The factors of u count
+    roundings to the dtype between the steps of torch's formulas. Statistics have the error of a summation in float32,
+    or in float64 for float64 (summation_in)."""
     n, dtype = x.shape[1], point["dtype"]
     u, zero = tolerances.unit_roundoff(dtype), torch.zeros((), dtype=torch.float64)
     error = 4 * summation_in(n, dtype)
@@ -240,13 +241,14 @@ def _of_rows(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> t
 
 
 def _powers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest element of each row, and exponentials relative to it."""
+    """Return the largest element of each row, and the exponentials of the differences from it."""
     largest = x.max(1, keepdim=True)[0]
     return largest, (x - largest).exp()
 
 
 def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums along rows are products with a triangular matrix of ones: (rows, n) times (n, n)."""
+    """Return the gradients of cumulative sums or of running logarithms of sums. The sums along rows are products with a
+    triangular matrix of ones: (rows, n) times (n, n)."""
     n = x.shape[1]
     if function == "cumsum":
         return product(g, torch.tril(torch.ones(n, n, dtype=torch.float64))), torch.zeros((), dtype=torch.float64)
@@ -254,14 +256,15 @@ def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str, dtype: torch.dtyp
     sums = product(powers, torch.triu(torch.ones(n, n, dtype=torch.float64)))
     weights = torch.tril(powers[:, None, :] / sums[:, :, None])  # (rows, result, element)
     value, size = (g[:, :, None] * weights).sum(1), (g.abs()[:, :, None] * weights).sum(1)
-    # torch adds the positive and the negative part, each as the logarithm of a sum that is rounded at each step.
+    # torch adds the positive and the negative part. It computes each as the logarithm of a sum, which is rounded at
+    # each step.
     results = largest + sums.log()
     depth = tolerances.gamma(16 * n, tolerances.unit_roundoff(dtype)) * (1 + results.abs().max(1, keepdim=True)[0])
     return value, depth * size
 
 
 def _whole(function: str, x: torch.Tensor, g: torch.Tensor) -> list[list[float]]:
-    """Gradients of the running products; the product of a row is the last one."""
+    """Return the gradients of the running products. For prod, only the last running product has a gradient."""
     if function == "cumprod":
         return g.tolist()
     zeros = [0.0] * (x.shape[1] - 1)
@@ -269,8 +272,9 @@ def _whole(function: str, x: torch.Tensor, g: torch.Tensor) -> list[list[float]]
 
 
 def _of_products(row: Sequence[float], g: Sequence[float]) -> list[float]:
-    """Gradients of the running products of a row: for x_i the product of the elements before it, times the sum of g_j
-    times the product of the elements between, which is summed from the end."""
+    """Return the gradient of a row, given the gradients g of its running products. For x_i it is the product of the
+    elements before i, times a sum over j >= i. The terms of the sum are g_j times the product of the elements after i
+    up to j; the sum is computed from the end."""
     before = [1.0, *itertools.accumulate(row[:-1], lambda a, b: a * b)]
     after, found = 0.0, []
     for value, of_result in zip(reversed((*row[1:], 0.0)), reversed(g)):
@@ -280,7 +284,8 @@ def _of_products(row: Sequence[float], g: Sequence[float]) -> list[float]:
 
 
 def _of_running(function: str, row: Sequence[float], g: Sequence[float]) -> list[float]:
-    """Each gradient goes to the place of the running extreme, the last one of equal elements."""
+    """Return the gradient of a row. Each g_i goes to the position of the running extreme; of equal elements, this is
+    the last one."""
     sign = 1 if function == "cummax" else -1
     found, place = [0.0] * len(row), 0
     for i, (value, of_result) in enumerate(zip(row, g)):
@@ -290,7 +295,7 @@ def _of_running(function: str, row: Sequence[float], g: Sequence[float]) -> list
 
 
 def _of_extremes(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places by Python's sort."""
+    """Return the gradient and its tolerance, which is 0. The positions come from Python's sort."""
     k, n = _taken(point), x.shape[1]
     zero = torch.zeros((), dtype=torch.float64)
     rows = x.tolist()

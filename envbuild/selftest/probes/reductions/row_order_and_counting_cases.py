@@ -1,4 +1,4 @@
-"""Sorting and ranks over each dimension of a block, numbers that are NaN or infinite, and counts, bins and places."""
+"""Sorting and ranks over each dimension of a block, rows with NaN or infinities, and counts, bins and positions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 OVER = {"first": 0, "middle": 1, "last": 2}
-# Below, at and above the sizes at which kernels for sorted rows change.
+# Below, at and above the sizes at which torch switches kernels for sorting rows.
 LENGTHS = (2, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256, 257, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049)
 LONG = (4095, 4096, 4097)
 # The other two sizes of a block.
 OTHERS = ((1, 1), (1, 2), (2, 3), (3, 1), (5, 17), (33, 2), (2, 65), (130, 1), (1, 130), (17, 17))
-MOST = 9000  # elements of a block
+MOST = 9000  # maximum number of elements of a block
 RANKS: dict[str, Callable[[int], int]] = {
     "1": lambda n: 1,
     "2": lambda n: min(2, n),
@@ -39,7 +39,7 @@ RANKS: dict[str, Callable[[int], int]] = {
     "all but 1": lambda n: n - 1,
     "all": lambda n: n,
 }
-NOT_A_NUMBER, INFINITE = 2.0**20, 2.0**21  # stand for NaN and infinity in results, which are compared as numbers
+NOT_A_NUMBER, INFINITE = 2.0**20, 2.0**21  # replace NaN and infinity in results, which are compared as numbers
 
 
 def _block_sizes(point: Point) -> tuple[int, int, int]:
@@ -49,7 +49,8 @@ def _block_sizes(point: Point) -> tuple[int, int, int]:
 
 
 def row_order(point: Point, seed: int) -> Case:
-    """Numbers in the whole range of the dtype: different ones in each row where it has as many, or equal ones."""
+    """Build a case with numbers in the whole range of the dtype. In each row, they are distinct if the dtype has enough
+    of them, or several are equal."""
     dtype, length, dim = point["dtype"], point["length"], OVER[point["over"]]
     count = math.prod(point["others"])
     order = hashed_inputs.hashes(count * length, seed).reshape(count, length).argsort(1).argsort(1)
@@ -66,14 +67,15 @@ def row_order(point: Point, seed: int) -> Case:
 
 
 def _spread_out(order: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rising numbers for order 0, 1, ... below `count`, of both signs, that the dtype and float64 represent."""
+    """Return increasing numbers for order 0, 1, ... below `count`. They have both signs if the dtype has, and the dtype
+    and float64 represent them."""
     if dtype == torch.bool:
         return order * 2 >= count
     if dtype.is_floating_point:
         return _float_numbers(count, dtype)[order]
     limits = torch.iinfo(dtype)
     step = max(1, (limits.max - limits.min) // count)
-    step = 1 << (step.bit_length() - 1)  # so that float64 represents the numbers
+    step = 1 << (step.bit_length() - 1)  # a power of two, so that float64 represents the numbers
     return (limits.min + order.to(torch.int64) * step).to(dtype)
 
 
@@ -81,7 +83,7 @@ def _float_numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
     """`count` different numbers in rising order: negative ones, 0 and positive ones. The bit patterns of the positive
     numbers are equally spaced, and so are those of the negative ones."""
     bits, exponent = {torch.float32: (23, 255), torch.float16: (10, 31), torch.bfloat16: (7, 255)}[dtype]
-    normal = 1 << bits  # the pattern of the smallest normal number
+    normal = 1 << bits  # the bit pattern of the smallest normal number
     half = count // 2
     step = max(1, (exponent * normal - normal) // (half + 1))
     patterns = normal + torch.arange(half + 1, dtype=torch.int64) * step
@@ -119,19 +121,20 @@ def _ordered(x: torch.Tensor, point: Point) -> Results:
 
 
 def _sum_of_places(order: torch.Tensor, dim: int) -> torch.Tensor:
-    """0 where each place occurs once."""
+    """Return, for each row, a number that is 0 if each position occurs exactly once."""
     numbers = torch.arange(order.shape[dim], device=order.device)
     return (order.sort(dim)[0].movedim(dim, -1) != numbers).sum(-1)
 
 
 def _with_most_of_one(x: torch.Tensor, dim: int, n: int) -> torch.Tensor:
-    """More than half of each row replaced by its first element, so that it has one most frequent number."""
+    """Replace more than half of each row by its first element, so that the row has one most frequent number."""
     first = x.narrow(dim, 0, 1)
     return torch.cat((first.expand(x.narrow(dim, 0, n // 2 + 1).shape), x.narrow(dim, n // 2 + 1, n - n // 2 - 1)), dim)
 
 
 def _ordered_exactly(x: torch.Tensor, point: Point) -> Expected:
-    """By Python's stable sorts; the last of equal numbers is the place of a running maximum or minimum."""
+    """Return the expected results, found by Python's stable sorts. Of equal numbers, the last one is the position of a
+    running maximum or minimum."""
     dim, k, n, dtype = OVER[point["over"]], RANKS[point["rank"]](point["length"]), point["length"], point["dtype"]
     wide = x.to(torch.float64)
     up, down = _places_in_order(wide, dim, False), _places_in_order(wide, dim, True)
@@ -161,13 +164,13 @@ def _ordered_exactly(x: torch.Tensor, point: Point) -> Expected:
 
 
 def _places_in_order(x: torch.Tensor, dim: int, is_falling: bool) -> torch.Tensor:
-    """The places of the sorted elements along a dimension, of equal elements the first one first."""
+    """Return the positions of the sorted elements along a dimension. Equal elements keep their order."""
     rows = x.movedim(dim, -1).reshape(-1, x.shape[dim]).tolist()
     return _along(dim, x, [sorted(range(len(row)), key=row.__getitem__, reverse=is_falling) for row in rows])
 
 
 def _running_places(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The places of running maxima along a dimension, the last one of equal elements."""
+    """Return the positions of running maxima along a dimension; of equal elements, the last one."""
     found = []
     for row in x.movedim(dim, -1).reshape(-1, x.shape[dim]).tolist():
         places = [0]
@@ -178,11 +181,11 @@ def _running_places(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _along(dim: int, x: torch.Tensor, rows: list[list[int]]) -> torch.Tensor:
-    """Rows along a dimension of a block with the shape of x."""
+    """Return a block in which the given rows lie along a dimension. It has the shape of x."""
     return torch.tensor(rows).reshape(x.movedim(dim, -1).shape).movedim(-1, dim)
 
 
-# How the numbers of a row of special values are chosen: these numbers by hash, 0 stands for a whole number.
+# Each row of special values has one recipe, from which each element is drawn by hash. 0 stands for a whole number.
 RECIPES: tuple[tuple[float, ...], ...] = (
     (0.0,),
     (0.0, 0.0, -math.inf),
@@ -195,7 +198,8 @@ RECIPES: tuple[tuple[float, ...], ...] = (
 
 
 def special(point: Point, seed: int) -> Case:
-    """Rows of which some have infinities, NaN, or only minus infinity, as a mask of attention makes them."""
+    """Build a case in which some rows have infinities, NaN, or only minus infinity, as an attention mask
+    produces them."""
     rows, length, dtype = point["rows"], point["length"], point["dtype"]
     x = hashed_inputs.whole((rows, length), seed, 6)
     choice = hashed_inputs.hashes(rows * length, seed + 1).reshape(rows, length)
@@ -209,7 +213,7 @@ def special(point: Point, seed: int) -> Case:
 
 
 def _numbered(x: torch.Tensor) -> torch.Tensor:
-    """NaN and infinities as the numbers that stand for them."""
+    """Replace NaN and infinities by the numbers that represent them."""
     if not x.is_floating_point():
         return x
     wide = x if x.dtype == torch.float64 else x.to(torch.float32)
@@ -257,12 +261,12 @@ def _special(x: torch.Tensor, point: Point) -> Results:
 
 
 def _ranked(value: float) -> tuple[bool, float]:
-    """NaN counts as larger than infinity in torch's orders, and as equal to NaN."""
+    """Return a sort key. In torch's order, NaN is larger than infinity and equal to NaN."""
     return (True, 0.0) if math.isnan(value) else (False, value)
 
 
 def _special_exactly(x: torch.Tensor, point: Point) -> Expected:
-    """By Python's arithmetic for floats, which knows NaN and infinities."""
+    """Return the expected results, by Python's float arithmetic, which handles NaN and infinities."""
     dtype, n = point["dtype"], point["length"]
     k = (n + 1) // 2
     columns: dict[str, list[Any]] = {}
@@ -280,7 +284,7 @@ def _special_exactly(x: torch.Tensor, point: Point) -> Expected:
         if name.startswith(("sum", "mean", "cumsum")):
             exact = finite.to(dtype).to(torch.float64) == finite
             limit = torch.where(exact, 0.0, 3 * tolerances.rounding(finite, dtype))
-            if name.startswith("mean"):  # torch's CPU kernels may round the sum before they divide it
+            if name.startswith("mean"):  # torch's CPU kernels may round the sum before dividing it
                 limit = 4 * tolerances.rounding(finite, dtype)
         elif name == "logsumexp":
             limit = 6 * u * (6 + finite.abs()) + 4 * tolerances.summation(n) * (1 + finite.abs())
@@ -334,7 +338,7 @@ def _special_row(row: list[float], k: int) -> dict[str, Any]:
 
 
 def _running(row: Sequence[float], pick: Callable[[float, float], float]) -> list[float]:
-    """Running maxima or minima, NaN from the first NaN on."""
+    """Return running maxima or minima, which are NaN from the first NaN on."""
     return list(itertools.accumulate(row, lambda a, b: math.nan if math.isnan(a) or math.isnan(b) else pick(a, b)))
 
 
@@ -343,13 +347,13 @@ def _logarithm(row: Sequence[float]) -> float:
 
 
 def _logarithms(row: Sequence[float]) -> list[float]:
-    """Logarithms of the running sums of exponentials."""
+    """Return the logarithms of the running sums of exponentials."""
     sums = itertools.accumulate(math.exp(value) for value in row)
     return [math.log(total) if total > 0 else math.nan if math.isnan(total) else -math.inf for total in sums]
 
 
 def counting(point: Point, seed: int) -> Case:
-    """Counts, bins, quantiles and places of whole numbers, of which many are equal."""
+    """Build a case of counts, bins, quantiles and positions of whole numbers, many of which are equal."""
     rows, length, dtype = point["rows"], point["length"], point["dtype"]
     x = hashed_inputs.hashes(rows * length, seed).reshape(rows, length) % point["different"]
     weights = hashed_inputs.whole((rows * length,), seed + 1, 3)
@@ -370,7 +374,7 @@ def _counted(x: torch.Tensor, weights: torch.Tensor, point: Point) -> Results:
     rising, order = (part.contiguous() for part in given.sort(1))
     wide = torch.float32
     edges = torch.arange(0, most, 2, device=x.device).to(x.dtype)
-    numbers = flat.to(torch.int64).abs()  # bincount accepts no negative numbers
+    numbers = flat.to(torch.int64).abs()  # bincount refuses negative numbers
     found = {
         "number of each": torch.bincount(numbers, minlength=most + 3),
         "weights of each": torch.bincount(numbers, weights, minlength=most + 3),
