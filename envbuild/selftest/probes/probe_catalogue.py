@@ -1,7 +1,7 @@
-"""Every probe, in the order in which they run.
+"""Every probe, in the order in which the probes run.
 
-Up to six probes run at a time. The longest come early, because at the end they would run alone.
-Probes that must run alone are listed one after another, because the others wait for them.
+Up to six probes run at a time. The longest probes come early, because at the end they would run alone. Probes that must
+run alone are listed one after another, because all other probes wait while they run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from envbuild.selftest.probes.normalization import norm_apex, norm_sampled_cases
 from envbuild.selftest.probes.operations import fingerprint, operations, repeat
 from envbuild.selftest.probes.training import graph_replay, optim_apex, optim_torch, train_repeat, train_step
 
-# The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
-# transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2 FlashAttention also took 7.5.
+# The lowest compute capabilities are those in torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
+# transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2, FlashAttention also supported 7.5.
 PROBES: tuple[Probe, ...] = (
     Probe("env.identity", "quick", "cuda", 60, env_gpu_identity.env_identity),
     Probe("env.driver", "quick", "cuda", 60, env_driver.env_driver, untouched=True),
