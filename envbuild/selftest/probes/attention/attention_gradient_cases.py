@@ -31,7 +31,7 @@ from envbuild.selftest.probes.attention.forced_attention_backend import is_refus
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEPTHS = (64, 128)
 SHORT, LONG, LONG_CPU = 128, 397, 205  # LONG and LONG_CPU are not multiples of a tile
-MASKED = 192  # 64 modulo 128
+MASKED = 192  # a length of 64 modulo 128
 HEADS, HEADS_CPU = 2, 1
 # torch's flash kernel for the CPU processes the queries in blocks and accumulates the gradients of k and v in the
 # inputs' dtype (torch 2.13).

@@ -436,7 +436,7 @@ def _pattern(call: Call, seed: int) -> torch.Tensor:
 
 
 def _visible(call: Call, mask: torch.Tensor | None) -> torch.Tensor:
-    """Which keys each query sees, (batch, heads, queries, keys)."""
+    """Return a boolean mask (batch, heads, queries, keys) of the keys that each query sees."""
     whole = (call.batch, call.heads, call.queries, call.keys)
     if call.mask == "causal":
         return (torch.arange(call.keys) <= torch.arange(call.queries)[:, None]).expand(whole)

@@ -59,7 +59,8 @@ LAYER_COUNTS = {"quick": 2, "standard": 20, "full": 400}
 GRADIENTS = ("gradient of the input", "gradient of the weights", "gradient of the bias")
 Layout = tuple[str, str, str]  # the layouts of the input, the weights and the gradient of the output
 Variant = tuple[torch.dtype, Layout]
-Sums = tuple[torch.Tensor, int, "torch.Tensor | None"]  # see _exactly
+# A value, the number of products in an element, and the sums of each image or None: see _exactly.
+Sums = tuple[torch.Tensor, int, "torch.Tensor | None"]
 Missing = Mapping[Variant, Collection[str]]  # for each variant, the results that are not computed
 APART = "fp32 output (weights alone channels last)"
 CONTIGUOUS, ALL_LAST = ("contiguous",) * 3, ("channels last",) * 3

@@ -31,7 +31,7 @@ _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
 
 def env_arch(context: Context) -> None:
-    """env.arch: torch's arch list has this GPU, and small operations run with the driver's compiler switched off."""
+    """env.arch: torch's arch list includes this GPU, and small operations run with the driver's compiler off."""
     os.environ.update(_NO_JIT)  # for the forked processes; this process has not started CUDA
     context.step("torch's list of architectures")
     survey = forked_work.run_forked(_survey, SECONDS)

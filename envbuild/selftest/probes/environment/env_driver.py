@@ -22,7 +22,7 @@ class DriverVersions:
     """Versions of the driver: of its kernel module, of its libcuda, and the newest CUDA version that this libcuda
     supports.
 
-    The first two differ if forward-compatibility libraries precede the driver's own libcuda.
+    The versions of the kernel module and of libcuda differ if forward-compatibility libraries precede the driver's own.
     """
 
     module: str | None

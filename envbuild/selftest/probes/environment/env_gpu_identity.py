@@ -44,7 +44,7 @@ def env_identity(context: Context) -> None:
 
 
 def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
-    """Yield how a GPU differs from the profile's GPUs and from the facts about its model."""
+    """Yield a text for each difference of a GPU from the profile's GPUs or from the known facts about its model."""
     name = str(card["name"]).partition(_MIG)[0]
     known = job.cards.get(name, {})
     if job.gpus and name not in job.gpus:
@@ -52,7 +52,7 @@ def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
     if job.gpus and card["mig"]:
         yield f"this is a MIG slice ({card['mig']}) of {name}, the profile is for whole GPUs"
     wanted = {"compute_capability": "compute capability"}
-    if not card["mig"]:  # a slice has only some of the GPU's SMs
+    if not card["mig"]:  # a MIG slice has only some of the GPU's SMs
         wanted["sms"] = "number of SMs"
     for field, title in wanted.items():
         if known.get(field) is not None and card[field] != known[field]:
@@ -60,5 +60,5 @@ def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
 
 
 def _hashed(uuid: Any) -> str | None:
-    """Hash a UUID: two records can be compared for the same GPU, but do not reveal which GPU it is."""
+    """Hash a UUID. The hash shows whether two records come from the same GPU, but does not reveal the UUID."""
     return None if uuid is None else hashlib.sha256(str(uuid).encode()).hexdigest()

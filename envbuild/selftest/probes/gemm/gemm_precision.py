@@ -77,8 +77,7 @@ def _mm_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _has_none(error: Exception) -> bool:
-    """Return whether the error means that this torch lacks the product. A TypeError means that it lacks the argument
-    `out_dtype`."""
+    """Return whether the error means that this torch lacks the product. A TypeError means that it lacks an argument."""
     return isinstance(error, TypeError) or is_unsupported(error) or "only supported" in str(error)
 
 

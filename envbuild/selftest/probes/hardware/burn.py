@@ -170,7 +170,7 @@ def chunks_to_hold(before: int, free: int, side: int) -> int:
 
 
 def _first_difference(a: int, b: int) -> int:
-    """The position of the lowest differing bit."""
+    """Return the position of the lowest bit in which the two numbers differ."""
     return ((a ^ b) & -(a ^ b)).bit_length() - 1
 
 

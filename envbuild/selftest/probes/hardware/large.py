@@ -14,7 +14,7 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import hashed_inputs
 
 ROWS, COLUMNS = 65599, 32771  # 2149744829 elements: 2^31 + 2261181
-PERIOD = 251  # prime
+PERIOD = 251  # a prime: the period of the values
 COPIES = 3  # maximum number of copies of the tensor in memory at once
 PART = PERIOD << 14  # elements compared at a time
 LOOKUPS = 1000

@@ -116,7 +116,7 @@ def _copy(context: Context, device: torch.device) -> dict[str, float]:
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
     """Return the seconds of one call: the median of PARTS parts of many calls each, after a warm-up."""
     length = (SECONDS_CPU if device.type == "cpu" else SECONDS) / PARTS
-    _timed(device, work, 1)  # the first call selects an algorithm
+    _timed(device, work, 1)  # the first call also selects an algorithm, so it is not measured
     warm = 0.0
     while warm < length:
         warm += max(_timed(device, work, 1), 1e-6)

@@ -21,7 +21,7 @@ REPEATS = 3  # number of copies; the fastest one counts
 
 
 def transfer(context: Context) -> None:
-    """transfer: blocks copied between host and GPU, pinned or not, and between GPUs arrive with every bit."""
+    """transfer: data copied between host and GPU, pinned or not, and between GPUs, arrives without a wrong bit."""
     found = devices(context)
     rates: dict[str, float] = {}
     context.traits["GB/s"] = rates

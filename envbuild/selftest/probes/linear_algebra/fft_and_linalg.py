@@ -31,7 +31,7 @@ Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float64)
 ROWS = 3  # transforms per call
-LENGTHS = (256, 243, 360, 251)  # powers of 2 and 3, several factors, and a prime
+LENGTHS = (256, 243, 360, 251)  # a power of 2, a power of 3, a number with several prime factors, and a prime
 PLANE = (24, 45)
 # (matrices per call, their size): libraries have different functions for one matrix and for several
 SIZES = ((1, 129), (4, 33))

@@ -63,7 +63,7 @@ def stages(count: int, each: int, cuda: bool) -> list[NodeStage]:
 
 
 def dist_nodes(context: Context) -> None:
-    """dist.nodes: ranks on several machines exchange, sum and train, exact to the last bit."""
+    """dist.nodes: ranks on several machines exchange data, sum and train; all results are exact to the last bit."""
     job = context.job
     if job.nodes < 2:
         raise Skip("needs two or more nodes: envbuild test --on slurm --nodes 2")

@@ -77,8 +77,8 @@ class StagedRun:
             self._try(backend, groups)
 
     def localise(self) -> None:
-        """Run all GPUs and the smallest failed NCCL world over gloo. Run that failed world also over NCCL with each
-        transport disabled."""
+        """Run all GPUs and the smallest failed NCCL world over gloo. Run that failed world also over
+        NCCL with each of the settings in RETRIES, which disable transports."""
         failed = [stage.members for stage in self.stages("nccl") if stage.faults][:1]
         for members in dict.fromkeys((*failed, self.members)):
             self._try("gloo", [members])
@@ -98,7 +98,7 @@ class StagedRun:
 
 
 def dist_staged(context: Context) -> None:
-    """dist.staged: processes alone, in pairs and together exchange, sum and train, exact to the last bit."""
+    """dist.staged: processes alone, in pairs and together exchange data, sum and train, exact to the last bit."""
     if not torch.distributed.is_available():
         raise Skip(f"torch {torch.__version__} is built without torch.distributed")
     site = StagedRun(context, [] if context.on_cpu else visible_gpus(context))
@@ -237,7 +237,7 @@ def _judge(site: StagedRun) -> None:
 
 
 def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
-    """Record a failed stage as a fault at the step of the rank that failed first."""
+    """Record a failed stage as a fault at the step of the first rank that caused it."""
     first, more = stage.faults[0], stage.faults[1:]
     card = f" (GPU {first.member})" if site.cards else ""
     site.context.step(f"{stage.name}: {first.step}, rank {first.rank}{card}")

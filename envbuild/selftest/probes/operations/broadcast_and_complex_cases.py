@@ -30,7 +30,7 @@ Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST = 6000  # maximum number of elements of a result
-FEW = 300  # the same where derivatives are rounded to half precision before they are summed
+FEW = 300  # as MOST, for cases whose derivatives are rounded to half precision before they are summed
 # How often a derivative that torch composes of other operations is rounded, each time relative to a positive factor.
 # The maximum is that of atan2, g y / (x x + y y): the squares (one counts, as both terms are positive), their sum, the
 # reciprocal, and two products (torch/csrc/autograd/FunctionsManual.cpp). glu has as many: 1 - s, and products with s,

@@ -26,7 +26,7 @@ OVER = {"first": 0, "middle": 1, "last": 2}
 # Below, at and above the sizes at which torch switches kernels for sorting rows.
 LENGTHS = (2, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256, 257, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049)
 LONG = (4095, 4096, 4097)
-# The other two sizes of a block.
+# The sizes of the two dimensions of a block that are not sorted.
 OTHERS = ((1, 1), (1, 2), (2, 3), (3, 1), (5, 17), (33, 2), (2, 65), (130, 1), (1, 130), (17, 17))
 MOST = 9000  # maximum number of elements of a block
 RANKS: dict[str, Callable[[int], int]] = {

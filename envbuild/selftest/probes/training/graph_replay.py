@@ -12,9 +12,8 @@ from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, 
 BATCHES = 3  # number of batches for which the graph is replayed
 WARM_UP = 3  # calls before the graph is captured, as in torch's documentation
 
-Model = Callable[
-    [torch.Tensor], torch.Tensor
-]  # from tokens (BATCH, LENGTH + 1) to a loss and all gradients, one vector
+# Takes tokens (BATCH, LENGTH + 1), and returns the loss and all gradients in one vector.
+Model = Callable[[torch.Tensor], torch.Tensor]
 
 
 def graph_replay(context: Context) -> None:

@@ -35,7 +35,7 @@ CHUNK = 2048 * 32
 FEW = (1, 3, 513, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7)
 SIZES = (*FEW, *range(2, 64, 2), *reversed(FEW))  # 45 tensors, more than one launch takes
 LONG = 321 * CHUNK + 1  # more chunks than one launch takes: 84 MB per list, tested only on a GPU
-PERIOD = 65521  # prime
+PERIOD = 65521  # a prime: the period of the values
 STEPS = 4
 
 RATE, BETAS, EPSILON, DECAY = 2.0**-3, (0.9, 0.999), 1e-8, 2.0**-4
