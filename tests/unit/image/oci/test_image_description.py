@@ -298,5 +298,7 @@ def test_an_archive_goes_where_the_links_of_a_base_image_lead() -> None:
 def test_the_layers_of_a_base_image_count() -> None:
     image = base_image()
     many = replace(image, layers=image.layers * 62, history=())
-    with pytest.raises(LockError, match="the lock needs 127 layers, 124 of them of the base image; an image can have at most"):
+    with pytest.raises(
+        LockError, match="the lock needs 127 layers, 124 of them of the base image; an image can have at most"
+    ):
         on_base(golden("image-base"), many)
