@@ -1,4 +1,4 @@
-"""The number of processors available to this process."""
+"""Counts the processors that this process may use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import math
 import os
 from pathlib import Path
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <period>", of the container's own control group
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<quota in microseconds, or max> <period>" of the container's control group
 
 
 def processors(quota: Path = _QUOTA) -> int:
-    """Number of processors in this process's CPU affinity, or the control group's CPU quota if that is smaller."""
+    """Return the number of processors in this process's CPU affinity.
+
+    If the control group's CPU quota, rounded up to whole processors, is smaller, the quota is returned instead.
+    """
     allowed = len(os.sched_getaffinity(0))
     try:
         share, period = quota.read_text().split()
         return max(1, min(allowed, math.ceil(int(share) / int(period))))
-    except (OSError, ValueError, ZeroDivisionError):  # another version of control groups, or no quota
+    except (OSError, ValueError, ZeroDivisionError):  # control groups of version 1, or no quota
         return allowed

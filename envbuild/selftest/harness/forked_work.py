@@ -1,11 +1,11 @@
 """Runs functions that may crash or hang in forked processes, and returns what each reported and how it ended.
 
-A probe uses this module for parts of itself, such as ranks. Several functions can run at the same time, and after one
-fails the others have limited time left. The children stay in their parent's process group, so that they end when that
-group is ended.
+A probe uses this module to run parts of itself, such as the ranks of a distributed test. Several functions can run at
+the same time. After one function fails, the others have limited time left. The children stay in their parent's process
+group, so that killing this group also kills them.
 
-probe_supervisor, in contrast, runs one whole probe in a process group of its own. Such a process may start before its
-turn, reports by messages with checksums, and is ended together with everything that it started.
+probe_supervisor, in contrast, runs one whole probe in a process group of its own. A probe's process may start before
+its turn, and reports by messages with checksums. When the probe ends, the whole group is killed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from typing import Any, Callable, NoReturn
 from envbuild.selftest.harness.frame_and_message_streams import write_all
 from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 
-# Signals sent to a process that exceeded its time limit, and the seconds it then has to exit. On SIGABRT faulthandler
-# dumps the stack. A process that survives SIGKILL is blocked in the kernel, and is abandoned.
+# The signals sent to a process that exceeded a limit, and the seconds that it has to exit after each signal. On
+# SIGABRT, faulthandler dumps the stack. A process that survives SIGKILL is blocked in the kernel, and is abandoned.
 _MEASURES = ((signal.SIGABRT, 1.0), (signal.SIGKILL, 5.0))
 _TICK = 0.02  # polling interval in seconds for a process that has closed its pipes but has not exited
 _CHUNK = 1 << 16
 _RAISED = "raised at"
 _MOST_REPORTED = 8 << 20  # bytes
-_KEPT_NOISE = 1 << 14  # bytes: a stack, and the list of modules that faulthandler writes after it
+_KEPT_NOISE = 1 << 14  # bytes: enough for a stack and the list of modules that faulthandler writes after the stack
 
 
 class Tell:
-    """Sends the current value of a key to the parent process through the descriptor `fd`."""
+    """Sends (key, value) pairs to the parent process, through the descriptor `fd`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -55,10 +55,11 @@ Work = Callable[[Tell], None]
 class ForkEnding:
     """How a forked function ended and what it reported.
 
-    `reported`: the last value of each key. `failure`: None if the function returned, else a sentence.
-    `signal`: the name of the signal that killed the process, unless the parent sent it. `stopped`: the parent ended the
-    process. `noise`: the last 16 KB of its output, which include its stack if it died of a signal. `moment`: when it
-    ended, by the clock that all processes share (time.monotonic); for an exception, when it was raised.
+    `reported`: the last reported value of each key. `failure`: a sentence; None if the function returned.
+    `signal`: the name of the signal that killed the process, unless the parent sent it. `stopped`: whether the parent
+    ended the process. `noise`: the last 16 KiB that the process wrote to stdout and stderr; they include the stack if
+    faulthandler dumped it. `moment`: the time at which the process ended, or at which the function raised an exception.
+    The time is that of time.monotonic(), a clock that all processes share.
     """
 
     reported: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class ForkedWork:
             os.close(noise)
 
     def finish(self, limit: float) -> ForkEnding:
-        """Wait for the process, and end it if it still runs `limit` seconds after the start."""
+        """Wait until the process ends. If it still runs `limit` seconds after its start, kill it."""
         return _attend([[self]], limit, math.inf)[0][0]
 
     @property
@@ -113,7 +114,7 @@ class ForkedWork:
         return self.over and self._status != 0
 
     def allow(self, limit: float) -> None:
-        """Limit the run time to `limit` seconds, counted from the start; an earlier deadline stays."""
+        """Limit the run time to `limit` seconds, counted from the start. If an earlier deadline is set, keep it."""
         if self._begin + limit < self._deadline:
             self._limit, self._deadline = limit, self._begin + limit
 
@@ -121,7 +122,7 @@ class ForkedWork:
         return time.monotonic() - self._begin
 
     def patience(self) -> float:
-        """Seconds until the next action is due even if no output arrives."""
+        """Return how many seconds the caller may wait for output before it must call `attend`."""
         return max(0.0, self._deadline - time.monotonic()) if self.open_ends else _TICK
 
     def attend(self, ready: Sequence[int]) -> None:
@@ -185,15 +186,15 @@ class ForkedWork:
 
 
 def run_forked(work: Work, limit: float) -> ForkEnding:
-    """Start the function and wait for it; if no process can be started, the result is a failure."""
+    """Run the function in a forked process and wait for its end. If the fork fails, the result is a failure."""
     return run_groups([[work]], limit, math.inf)[0][0]
 
 
 def run_groups(groups: Sequence[Sequence[Work]], limit: float, grace: float) -> list[list[ForkEnding]]:
-    """Run all functions of all groups at once, `limit` seconds at most.
+    """Run all functions of all groups at the same time, for at most `limit` seconds.
 
-    The functions of a group may wait for each other: after one fails, the others have `grace` seconds left. If not all
-    processes can be started, every result is a failure.
+    The functions of a group may wait for each other. Therefore, after one function fails, the other functions of its
+    group have `grace` seconds left. If a process cannot be started, every result is a failure.
     """
     processes: list[list[ForkedWork]] = [[] for _ in groups]
     try:
@@ -224,7 +225,7 @@ def _attend(groups: Sequence[Sequence[ForkedWork]], limit: float, grace: float) 
 
 
 def limit_memory(more: int) -> None:
-    """Limit this process's address space to the size now mapped plus `more` bytes."""
+    """Limit this process's address space to its present size plus `more` bytes."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -235,7 +236,7 @@ def _died_of(status: int) -> str | None:
 
 
 def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoReturn:
-    """Run the function and exit without Python's shutdown, which could crash after everything is reported."""
+    """Run the function, then exit without Python's shutdown, which could crash although the function has succeeded."""
     status = 70
     try:
         for fd in not_ours:
@@ -252,7 +253,7 @@ def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoRe
 
 
 def attempt(work: Work, tell: Tell) -> int:
-    """Run the function and return the exit status of its process. An exception is reported to the parent."""
+    """Run the function and return the exit status for this process. An exception is reported to the parent process."""
     try:
         work(tell)
     except BaseException as error:

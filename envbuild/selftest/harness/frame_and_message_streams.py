@@ -1,8 +1,9 @@
-"""The two streams of the self-test: frames written to its output, and messages from a probe's process to the harness.
+"""Formats of the self-test's two streams: frames, which the self-test writes to its output, and messages, which a
+probe's process sends to the harness (the parent process of all probes).
 
-A frame is one line, `ENVBUILD <nonce> <seq> <crc32 of the JSON> <JSON>`; seq counts from 0. The reader can detect a
-frame that is missing, duplicated, cut or from another run. A message consists of a kind, a length, a checksum and the
-payload.
+A frame is one line: `ENVBUILD <nonce> <seq> <crc32 of the JSON> <JSON>`. The number seq counts the frames from 0. The
+reader can detect a frame that is missing, duplicated, truncated or from a different run. A message consists of a kind,
+a length, a checksum and a payload.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 
 MARK = "ENVBUILD"
 
-ANNOUNCE = b"A"  # the step that begins, as text
-ENVIRONMENT = b"E"  # the environment document so far, as JSON
-FINGERPRINT = b"F"  # the fingerprint, as JSON
-NOTE = b"N"  # a recorded fault, as text: the process may die before it can send its result
+ANNOUNCE = b"A"  # the name of the step that begins, as text
+ENVIRONMENT = b"E"  # the environment document as far as it is known, as JSON
+FINGERPRINT = b"F"  # the fingerprint document, as JSON
+NOTE = b"N"  # a fault, as text; sent at once, because the process may die before it can send its result
 RESULT = b"R"  # the probe's result, as JSON; the last message
 _KINDS = (ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT)
 DOCUMENTS = {ENVIRONMENT: "environment", FINGERPRINT: "fingerprint"}  # message kind: kind of the resulting frame
@@ -30,7 +31,7 @@ Message = tuple[bytes, bytes]
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """Encode a document as strict JSON in one line of ASCII; raises ValueError for NaN or infinity."""
+    """Encode a document as strict JSON in one line of ASCII. Raises ValueError if it contains NaN or infinity."""
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
@@ -60,7 +61,7 @@ def pack(kind: bytes, payload: bytes) -> bytes:
 
 
 class Unpacker:
-    """Splits a byte stream into messages. Stops permanently at the first invalid message."""
+    """Splits a byte stream into messages. Everything from the first invalid message on is discarded."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -83,7 +84,7 @@ class Unpacker:
                     found.append((kind, payload))
                     del self._buffer[:end]
         if self._broken:
-            self._buffer = self._buffer[:1]  # nothing after an invalid message can be trusted, so it is discarded
+            self._buffer = self._buffer[:1]  # bytes after an invalid message are not trusted; one is kept for `cut`
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""The host memory available to this process."""
+"""Reads how much host memory is available to this process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import contextlib
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
-_LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", of the container's own control group
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # the limit of the container's control group: bytes, or "max" for none
 
 
 def available_bytes(meminfo: Path = _MEMINFO, limit: Path = _LIMIT) -> int:
-    """Free and reclaimable memory in bytes, or the control group's limit if that is smaller; 0 if unknown."""
+    """Return the available memory of the host in bytes; 0 if unknown.
+
+    If the control group's memory limit is smaller, the limit is returned instead.
+    """
     found = 0
     with contextlib.suppress(OSError, ValueError):
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 found = int(line.split()[1]) << 10
-    with contextlib.suppress(OSError, ValueError):  # another version of control groups, or no limit
+    with contextlib.suppress(OSError, ValueError):  # control groups of version 1, or no limit
         found = min(found, int(limit.read_text(encoding="ascii")))
     return found

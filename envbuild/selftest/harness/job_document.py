@@ -1,6 +1,6 @@
 """The job document: the parameters of one run of the self-test.
 
-The document comes from outside the container, so every field is checked and all faults are reported at once.
+The document comes from outside the container. Therefore every field is validated, and all faults are reported together.
 """
 
 from __future__ import annotations
@@ -48,19 +48,23 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class JobDocument:
-    """The parameters of one run: the probes, the device and the expected versions and hardware.
+    """The parameters of one run: the probes, the device, and the expected versions and hardware.
 
-    `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
-    and override the probes' own. `memory_mb` limits how much address space a probe may add to what is mapped when it
-    starts.
-    `gpu_count`: the number of GPUs that must work together on each of `nodes` machines. `transport`: the transport that
-    NCCL must use between GPUs; None allows any.
-    `driver`: the oldest driver that torch's CUDA runs on ("cuda"), and the oldest that the profile allows ("profile").
-    `cards`: for each GPU model its "compute_capability" ("9.0") and optionally its "sms".
-    `datasheets`: for each GPU model, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of
-    those values that products ("gemm") and copies ("memory") must reach. `burn_seconds`: duration of the burn at level
-    full.
-    `seed`: determines the sampled cases (pairwise_case_sampling.py).
+    `probes`: the names of the probes to run; None runs the probes of the level and those in `require`. `require`:
+    probes that also run at a lower level than their own, and that must not be skipped.
+    `timeouts`: time limits of probes in seconds, which replace the default limits. `memory_mb`: how many MiB of address
+    space a probe may use in addition to those mapped when its process starts.
+    `gpu_count`: the number of GPUs that must work together on each of the `nodes` machines. `transport`: the transport
+    that NCCL must use between GPUs; None allows every transport.
+    `driver`: the oldest driver that supports torch's CUDA version ("cuda"), and the oldest driver that the profile
+    allows ("profile").
+    `cards`: for each GPU model, its "compute_capability" (such as "9.0") and optionally its number of multiprocessors
+    ("sms").
+    `datasheets`: for each GPU model, the dense TFLOP/s of each precision and the GB/s of a copy. `floors`: the
+    fractions of these values that matrix products ("gemm") and copies ("memory") must reach. `burn_seconds`: how long
+    the probe burn runs at level full.
+    `seed`: the seed of the sampled test cases (pairwise_case_sampling.py).
+    `own`: the tests that the profile adds.
     """
 
     nonce: str
@@ -88,7 +92,7 @@ class JobDocument:
 
     @property
     def thread_count(self) -> int:
-        """The number of threads for a probe: as requested, else one for each available processor."""
+        """The number of threads for a probe: the requested number, or else one for each available processor."""
         return self.threads or processors()
 
     @property
@@ -98,7 +102,7 @@ class JobDocument:
 
 
 class _Reader:
-    """Reads fields of a JSON object and collects their faults."""
+    """Reads and validates fields of a JSON object, and collects the faults that it finds."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -186,7 +190,7 @@ class _Reader:
 
 
 def parse(document: Any, known: frozenset[str]) -> JobDocument:
-    """Parse a job document; `known` are the names of all probes. Raises JobError with every fault."""
+    """Parse a job document. `known`: the names of all probes. Raises JobError, which lists all faults."""
     if not isinstance(document, dict):
         raise JobError(["the job document is not a mapping"])
     reader = _Reader()

@@ -1,4 +1,4 @@
-"""A temporary folder that is locked while it is used, so that a later run removes what a killed one left."""
+"""A temporary folder that is locked while it is in use. A later run removes unlocked folders of killed processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_YOUNG = 60.0  # seconds; a folder exists for a moment before it is locked
+_YOUNG = 60.0  # seconds in which a new folder is never removed, because it exists for a moment before it is locked
 
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Create a temporary folder with this prefix, locked as long as this process or a process forked from it exists.
+    """Create a temporary folder whose name begins with `prefix`, and remove it at the end of the `with` block.
 
-    Unlocked folders with this prefix that earlier processes left behind are removed.
+    The folder is locked while the block runs and while a process forked in the block exists. Unlocked folders with the
+    same prefix that earlier processes of this user left behind are removed first.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         if _left(path):
@@ -27,14 +28,14 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(held, fcntl.LOCK_SH)  # the kernel releases the lock however this process ends
+            fcntl.flock(held, fcntl.LOCK_SH)  # the kernel releases the lock even if this process is killed
             yield Path(name)
         finally:
             os.close(held)
 
 
 def _left(path: Path) -> bool:
-    """Whether the folder belongs to this user and is not locked."""
+    """Return whether the path is a folder of this user, at least _YOUNG seconds old, and not locked."""
     try:
         found = path.lstat()
         ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
@@ -46,7 +47,7 @@ def _left(path: Path) -> bool:
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except OSError:  # it is in use, or its file system does not support locks
+    except OSError:  # the folder is in use, or its file system does not support locks
         return False
     finally:
         os.close(held)

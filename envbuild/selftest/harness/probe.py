@@ -1,4 +1,4 @@
-"""The definition of a probe. `envbuild.selftest.probes.probe_catalogue` lists all probes in order."""
+"""The definition of a probe, one test of the self-test. `envbuild.selftest.probes.probe_catalogue` lists all probes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 class Probe:
     """A probe: its name, its function and the conditions under which it runs.
 
-    `level`: the lowest level that runs it, or "on-request" for a probe that only runs when a job names it. `timeout`
-    is in seconds, and five times as long at level full.
-    `needs`: "cpu" (any device), "cuda", or "script" (any device, and a script from the profile).
+    `level`: the lowest level that runs the probe, or "on-request" for a probe that runs only if a job names it.
+    `timeout`: the time limit in seconds; at level full, the limit is five times as long.
+    `needs`: "cpu" (runs on any device), "cuda" (needs a GPU), or "script" (needs a script in the profile; runs on any
+    device).
     `least_capability`: the lowest compute capability that supports the tested feature. On an older GPU the probe is
-    skipped, and a profile for an older GPU cannot require it.
-    `untouched`: no torch function was called in the probe's process before it begins, not even the check for a GPU,
-    which starts CUDA. For probes that test the driver itself, or fork processes that will use torch.
-    `alone`: no other probe runs or starts CUDA at the same time, because this one measures time or takes all memory.
+    skipped, and a profile for an older GPU cannot require the probe.
+    `untouched`: the harness calls no torch function in the probe's process before the probe begins, not even the check
+    for a GPU, which starts CUDA. It is set for probes that test the driver itself, or fork processes that use torch.
+    `alone`: no other probe runs or starts CUDA at the same time, because this probe measures time or uses all memory.
     """
 
     name: str
@@ -34,15 +35,18 @@ class Probe:
 
     @property
     def may_start_ahead(self) -> bool:
-        """Whether CUDA may be started in the probe's process before its turn; a script may want to start it itself."""
+        """Whether the harness may start CUDA in the probe's process before the probe begins.
+
+        It may not for a script, because a script may have to set up its process before CUDA starts.
+        """
         return not self.untouched and self.needs != "script"
 
     @property
     def may_accompany(self) -> bool:
-        """Whether the probe may run while another one runs; what a script does is unknown."""
+        """Whether the probe may run at the same time as other probes. A script may not: its effects are unknown."""
         return not self.alone and self.needs != "script"
 
     @property
     def does(self) -> str:
-        """The one-line description: the first line of the function's docstring, without the probe's name."""
+        """The probe's one-line description: the first line of its function's docstring, after "NAME: "."""
         return (self.function.__doc__ or "").partition("\n")[0].partition(": ")[2]

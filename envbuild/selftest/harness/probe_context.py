@@ -1,4 +1,4 @@
-"""The context that a probe's function receives: the device, the level, and methods to report steps and results."""
+"""The context that a probe's function receives: the job, the device, and methods to report steps and results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from envbuild.selftest.harness.script_tracebacks import FOLDER
 from envbuild.selftest.numerics.element_comparison import Worst
 
 Refusal = Callable[[Exception], bool]
-_MOST_NOTES = 100  # faults that are sent to the harness immediately, so that they survive a crash of the process
+_MOST_NOTES = 100  # faults sent to the harness at once, so that a crash of the process does not lose them
 _NO_KERNEL = (
     "not implemented for",  # for example fp16 on the CPU before torch 2.1
     "does not support bfloat16",  # autocast below compute capability 8.0, before torch 2.4
-    "No valid engine configs",  # cuDNN: no engine for this graph on this GPU (NVIDIA/cudnn-frontend#120)
+    "No valid engine configs",  # cuDNN has no engine for this graph on this GPU (NVIDIA/cudnn-frontend#120)
 )
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -31,16 +31,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """Short name of a dtype, as used in step names: bf16 for torch.bfloat16."""
+    """Return the short name of a dtype that step names use, such as bf16 for torch.bfloat16."""
     name = dtype_name(dtype)
     return _SHORT.get(name, name)
 
 
 @dataclass(frozen=True)
 class ProbeFault:
-    """A fault that a probe found: its kind (one of probe_outcome_and_figures.FAILURES), the step, and a sentence.
+    """A fault that a probe found.
 
-    `signal`: the name of the signal that killed a process started by the probe.
+    `kind`: one of probe_outcome_and_figures.FAILURES. `step`: the name of the step in which the probe found the fault.
+    `reason`: one sentence. `signal`: the name of the signal that killed a process started by the probe, if any.
     """
 
     kind: str
@@ -50,10 +51,9 @@ class ProbeFault:
 
 
 class ProbeStep:
-    """One announced step. After it ends, `seconds` holds its duration, including the work on the device.
+    """Context manager for one step of a probe. After the step, `seconds` is its duration, including work on the device.
 
-    `refused`: torch reported in this step that it has no such kernel, and the probe allows that; the error ended only
-    the step.
+    `refused`: whether the step ended early because torch reported a missing kernel, and the probe allows that.
     """
 
     def __init__(self, device: torch.device, leave_out: Callable[[BaseException | None], bool]) -> None:
@@ -78,7 +78,10 @@ class ProbeStep:
 
 
 class Context:
-    """The interface between a probe and the harness. It exists only in the probe's own process."""
+    """The interface between a probe and the harness, used in the probe's process.
+
+    `traits`: facts that the probe reports in addition to its comparisons, by name.
+    """
 
     def __init__(
         self,
@@ -90,13 +93,13 @@ class Context:
         folders: str = FOLDER,
     ) -> None:
         self.job = job
-        self.folders = folders  # prefix of the names of temporary folders
+        self.folders = folders  # prefix for the names of temporary folders that the probe creates
         self.device = torch.device(job.device)
         self.figures: list[Figure] = []
         self.faults: list[ProbeFault] = []
         self.traits: dict[str, Any] = {}
         self.at: str | None = None
-        self.default_flags: dict[str, bool] = {}  # of torch.backends.cuda.matmul: the defaults of this torch
+        self.default_flags: dict[str, bool] = {}  # this torch's default values of flags of torch.backends.cuda.matmul
         self.send_environment = environment
         self.send_fingerprint = fingerprint
         self._announce = announce
@@ -110,11 +113,12 @@ class Context:
         return LEVELS.index(self.job.level) >= LEVELS.index(level)
 
     def step(self, name: str, may_refuse: Refusal | None = None) -> ProbeStep:
-        """Announce a step before it begins, so that the step is known if the process dies; `with` times it.
+        """Announce a step and return a context manager that times it.
 
-        Work still queued on the device is finished first, so that its time and its faults count for the previous step.
-        If `may_refuse` recognises an error as a missing kernel, the error ends the `with` block and is recorded in the
-        traits.
+        The step is announced before it begins, so that the harness knows the step if the process dies. Before that,
+        this method waits for work that is queued on the device, so that the work's time and faults count for the
+        previous step. If `may_refuse` recognises an error of the step as a missing kernel, the error ends only the
+        `with` block and is recorded in the traits.
         """
         if not self.on_cpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self.device)
@@ -131,7 +135,7 @@ class Context:
 
     @contextlib.contextmanager
     def with_default_flags(self) -> Iterator[None]:
-        """Use torch's default precision flags for products, for results that are reported but not judged."""
+        """Use torch's default precision flags for matrix products. Results computed so are reported, but not judged."""
         flags = torch.backends.cuda.matmul
         declared = {name: getattr(flags, name) for name in self.default_flags}
         try:
@@ -143,7 +147,7 @@ class Context:
                 setattr(flags, name, value)
 
     def fail(self, kind: str, reason: str, signal: str | None = None) -> None:
-        """Record a fault and continue: the probe fails, and its later cases are still measured."""
+        """Record a fault without ending the probe: the probe fails in the end, but its later cases still run."""
         self.faults.append(ProbeFault(kind, self.at, reason, signal))
         if len(self.faults) <= _MOST_NOTES:
             self._note(reason)
@@ -157,28 +161,26 @@ class Context:
         bound: float,
         seconds: float,
     ) -> Figure:
-        """Record a measured comparison without rounding; the caller judges it."""
+        """Record a comparison whose result is not rounded; the caller judges the error."""
         share = ratio(float(error), float(bound))
         figure = Figure(case, dtype_name(dtype), tuple(shape), float(error), float(bound), share, seconds)
         self.figures.append(figure)
         return figure
 
     def compared(self, case: str, dtype: torch.dtype, shape: Sequence[int], worst: Worst, seconds: float) -> Figure:
-        """Record a comparison with a reference; the caller judges it."""
+        """Record the worst element of a comparison with a reference; the caller judges the error."""
         share = worst.beyond_rounding
         figure = Figure(case, dtype_name(dtype), tuple(shape), worst.error, worst.bound, share, seconds)
         self.figures.append(figure)
         return figure
 
     def unsupported(self, error: BaseException) -> None:
-        """Record in the traits that this torch has no kernel for the current step, so that no step is left out
-        silently.
-        """
+        """Record in the traits that no kernel exists for the current step. Thus the report names every omitted step."""
         self.traits.setdefault("unsupported", {})[str(self.at)] = str(error).strip().splitlines()[0][:200]
 
 
 def missing_gpu() -> str | None:
-    """The reason why this process has no GPU; None if it has one. This check starts CUDA."""
+    """Return the reason why this process has no GPU; None if it has one. This check starts CUDA."""
     if torch.cuda.is_available():
         return None
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -186,5 +188,5 @@ def missing_gpu() -> str | None:
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Whether the error is torch's or cuDNN's report that the device has no kernel for an operation."""
+    """Return whether the error is torch's or cuDNN's report that no kernel exists for an operation."""
     return isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_KERNEL)

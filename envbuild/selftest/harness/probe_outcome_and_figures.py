@@ -1,4 +1,4 @@
-"""The result of a probe: its status (passed, failed or skipped) and its figures."""
+"""The result of a probe: its status (passed, failed or skipped) and its figures, the comparisons that it measured."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ FAILED = "failed"
 SKIPPED = "skipped"
 
 FAILURES = (
-    "signal",  # died of a signal
-    "hang",  # exceeded its time limit
-    "oom",  # killed from outside, or a memory allocation failed
-    "wedged",  # could not be killed
-    "exit",  # exited with a non-zero status
-    "exception",  # raised an exception
-    "bound",  # the error exceeds its tolerance
-    "mismatch",  # not equal where equality is guaranteed
-    "nonfinite",  # NaN or infinity
-    "version",  # a different version than expected
+    "signal",  # a signal killed the process
+    "hang",  # the process exceeded its time limit
+    "oom",  # SIGKILL killed the process, or a memory allocation failed
+    "wedged",  # the process could not be killed
+    "exit",  # the process exited with a non-zero status
+    "exception",  # the probe raised an exception
+    "bound",  # an error exceeds its tolerance
+    "mismatch",  # results differ that must be equal
+    "nonfinite",  # a result is NaN or infinite
+    "version",  # a version differs from the expected one
     "hardware",  # the driver reports a GPU fault
-    "incomplete",  # ended without a complete result
+    "incomplete",  # the process ended without a complete result
 )
 DETAIL_LIMIT = 8192
 
 
 class ProbeFailure(Exception):
-    """Ends a probe as failed. `kind` is one of FAILURES, `reason` one sentence."""
+    """Raised by a probe to fail at once. `kind` is one of FAILURES, `reason` is one sentence."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -39,18 +39,19 @@ class ProbeFailure(Exception):
 
 
 class Skip(Exception):
-    """Ends a probe as skipped; the message says why."""
+    """Raised by a probe that cannot run here, to end as skipped; the message is the reason."""
 
 
 def json_number(value: float) -> float | str:
-    """Convert a float to a value allowed in strict JSON: the non-finite ones become "nan", "inf" and "-inf"."""
+    """Convert a float to a value that strict JSON allows: non-finite numbers become "nan", "inf" and "-inf"."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
 
 
 def ratio(error: float, bound: float) -> float:
-    """Error divided by bound; a bound of zero allows only an error of zero. NaN stays NaN, so it is never within the
-    bound.
+    """Return error / bound. For a bound of zero, the ratio is 0 if the error is zero, else infinite.
+
+    A NaN error gives NaN, which never counts as within the bound.
     """
     if bound:
         return error / bound
@@ -59,10 +60,11 @@ def ratio(error: float, bound: float) -> float:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured comparison: the error and its bound, in the output's units (or as the case defines).
+    """One measured comparison: an error and its bound (tolerance), usually in units of the compared output.
 
-    `beyond_rounding`: the largest error as a share of its bound, with the rounding of the result subtracted from both;
-    None if the measured quantity is not an error. `checks`: the number of comparisons of which this one is the worst.
+    `beyond_rounding`: (error - rounding) / (bound - rounding), at most over all elements, where rounding is the error
+    of rounding the exact result once; None if the measured quantity is not an error. `checks`: the number of
+    comparisons that this figure represents; it is the worst of them.
     """
 
     case: str
@@ -84,7 +86,10 @@ class Figure:
 
     @property
     def severity(self) -> tuple[float, float]:
-        """Sort key of figures: the share of the bound beyond rounding, then the share of the whole bound."""
+        """Sort key by which the worst figure is last: `beyond_rounding`, and for equal values the ratio to the bound.
+
+        A figure without `beyond_rounding` is sorted by its ratio.
+        """
         share = self.ratio if self.beyond_rounding is None else self.beyond_rounding
         first, second = (math.inf if math.isnan(part) else part for part in (share, self.ratio))
         return first, second
@@ -104,7 +109,7 @@ class Figure:
 
 
 def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
-    """The worst figure of each dtype, by share of its bound, with the total number of checks of that dtype."""
+    """Return the most severe figure of each dtype, with the total number of checks of that dtype."""
     found: dict[str, Figure] = {}
     checks: dict[str, int] = {}
     for figure in figures:
@@ -120,7 +125,10 @@ class Outcome:
     """A probe's result, with the fields of its output line (frame_and_message_streams.py). `figures`: Figure documents,
     ready for JSON.
 
-    `output`: what the profile's own script printed, or the end of it (`output_cut`); None for built-in probes.
+    `reason`: one sentence. `failure`: one of FAILURES. `signal`: the name of the signal that killed the process.
+    `at`: the step that failed. `detail`: more lines about a failure. `figures`: documents of Figure, ready for JSON.
+    `traits`: facts that the probe reports in addition to its figures, by name. `output`: what the profile's script
+    printed, or only the end of it if `output_cut`; None for built-in probes.
     """
 
     status: str
@@ -155,9 +163,10 @@ class Outcome:
 
 
 def checks(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Summarise figure documents: "3 checks, largest error beyond rounding: 8% of the tolerance"; empty for no figures.
+    """Summarise figure documents, such as "3 checks, largest error beyond rounding: 8% of the tolerance".
 
-    Older records do not separate rounding; for them the share is that of the whole error.
+    The summary is empty if no figure has a share. Older records have no `beyond_rounding`; for these, the ratio of the
+    whole error to the tolerance is used.
     """
     known = [(figure.get("beyond_rounding", figure.get("ratio")), check_count(figure)) for figure in figures]
     shares = [share for share, _ in known if share is not None]
@@ -175,7 +184,8 @@ def checks(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def result_note(result: Mapping[str, Any]) -> str:
-    """Text for the line of a probe's result: why it failed or was skipped and at which step, or what was checked."""
+    """Return the note in a probe's line of the report: why the probe failed (and at which step) or was skipped, or a
+    summary of its checks."""
     at = result["at"] if result["status"] == "failed" else None
     reason = result["reason"] or checks(result["figures"])
     where = f"at {at}: " if at and at not in reason else ""
@@ -183,7 +193,7 @@ def result_note(result: Mapping[str, Any]) -> str:
 
 
 def check_count(figure: Mapping[str, Any]) -> int:
-    """How many checks a figure document stands for (it holds the worst one); 1 if the record has no valid number."""
+    """Return how many checks a figure document represents; 1 if the document has no valid number."""
     number = figure.get("checks")
     return number if isinstance(number, int) and number > 0 else 1
 
@@ -193,7 +203,7 @@ def _percent(share: float) -> str:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal: "SIGFPE" for 8."""
+    """Return the name of a signal, such as "SIGFPE" for 8."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -201,9 +211,9 @@ def signal_name(number: int) -> str:
 
 
 def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:
-    """The last `limit` bytes of a text, where a traceback shows its error; None for an empty text.
+    """Return the last `limit` bytes of a text, because a traceback ends with its error; None for an empty text.
 
-    The result starts at the beginning of a line if the last `limit` bytes contain one.
+    If the last `limit` bytes contain the beginning of a line, the result starts there.
     """
     raw = text.strip().encode("utf-8", "replace")
     cut = raw[-limit:]
@@ -213,5 +223,5 @@ def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:
 
 
 def is_cut(text: str, limit: int = DETAIL_LIMIT) -> bool:
-    """Whether `tail` would cut the text."""
+    """Return whether `tail` shortens the text."""
     return len(text.strip().encode("utf-8", "replace")) > limit

@@ -48,10 +48,11 @@ _KEPT_BLOCK, _KEPT_FREE = 32 << 20, 512 << 20  # bytes
 
 @dataclass(frozen=True)
 class Ends:
-    """The child's ends of its pipes: messages, the crash dump, the output of libraries (`noise`), and `go`.
+    """The child's ends of its pipes.
 
-    The child reads from `go`: one byte when it is the probe's turn, end of file if the harness is gone.
-    `folders`: prefix of the names of its temporary folders, which the harness removes after the probe.
+    The child writes its messages to `messages`, faulthandler's stacks to `dump`, and stdout and stderr to `noise`. From
+    `go`, the child reads one byte when the probe may run, or end of file if the harness has ended.
+    `folders`: the prefix for the names of the probe's temporary folders, which the harness removes after the probe.
     """
 
     messages: int
@@ -62,9 +63,10 @@ class Ends:
 
 
 def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
-    """Start CUDA, wait for the probe's turn, run the probe and exit.
+    """Start CUDA if the probe allows that, wait until the probe may run, run it and exit.
 
-    The process exits without Python's shutdown, which could crash or hang after the result is known.
+    `not_ours`: the harness's descriptors, which are closed here. The process exits without Python's shutdown, which
+    could crash or hang after the result is known.
     """
     status = 70
     try:
@@ -74,7 +76,7 @@ def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = (
         _limit_memory(job)
         _keep_freed_memory()
         if job.device == "cuda" and probe.may_start_ahead:
-            with contextlib.suppress(Exception):  # the probe gets the same error again and reports it
+            with contextlib.suppress(Exception):  # the same error occurs again in the probe, which reports it
                 torch.cuda.synchronize()
         if os.read(ends.go, 1):
             result = _result(probe, job, ends)
@@ -90,8 +92,10 @@ def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = (
 
 
 def _settle(ends: Ends) -> None:
-    """Start a new session (so that the whole process group can be killed), restore default signal handlers and redirect
-    stdin, stdout and stderr, so that nothing reaches the real stdout.
+    """Prepare the forked process: start a new session, restore the default signal handlers, redirect the streams.
+
+    The new session lets the harness kill the whole process group. Because stdout and stderr are redirected, no output
+    of a probe reaches the harness's stdout.
     """
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,17 +110,20 @@ def _settle(ends: Ends) -> None:
 
 
 def _limit_memory(job: JobDocument) -> None:
-    """Limit further memory to `memory_mb`; not with CUDA, which reserves more than it uses."""
+    """Limit the memory that the process may add to `memory_mb` MiB.
+
+    With CUDA no limit is set, because CUDA reserves more address space than it uses.
+    """
     if job.memory_mb is None or job.device == "cuda":
         return
     limit_memory(job.memory_mb << 20)
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc keep freed blocks of up to 32 MiB, its largest threshold, instead of returning them to the kernel.
+    """Let malloc keep freed blocks of up to 32 MiB (the largest allowed threshold) instead of returning them.
 
-    The kernel fills each page with zeros before a process gets it again: that took a sixth of the sampled probes' CPU
-    time.
+    The kernel fills a returned page with zeros before a process gets it again. That took a sixth of the CPU time of the
+    probes with sampled cases.
     """
     with contextlib.suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
@@ -127,13 +134,13 @@ def _keep_freed_memory() -> None:
 def _prepare(context: Context) -> None:
     """Set every precision flag explicitly, so that the tests do not depend on the defaults of a torch version."""
     job, flags = context.job, torch.backends.cuda.matmul
-    # With a GPU the host only computes references, in operations too short for several threads: with two threads they
-    # took 1.4 times the CPU time (measured).
+    # With a GPU, the host only computes references. Their operations are too short for several threads: with two
+    # threads, they took 1.4 times the CPU time (measured).
     torch.set_num_threads(job.thread_count if context.on_cpu else 1)
     for name in SETTINGS:
         with contextlib.suppress(AttributeError, AssertionError):  # AssertionError: torch 2.0 has no such flag
             context.default_flags[name] = getattr(flags, name)
-        if name in job.settings or name in context.default_flags:  # a requested flag that does not exist is an error
+        if name in job.settings or name in context.default_flags:  # raises if a requested flag does not exist
             setattr(flags, name, job.settings.get(name, False))
     torch.backends.cudnn.allow_tf32 = job.allow_tf32
     missing = missing_gpu() if job.device == "cuda" else None
@@ -142,7 +149,7 @@ def _prepare(context: Context) -> None:
 
 
 def _need_capability(context: Context, least: tuple[int, int]) -> None:
-    """Raise Skip if the GPU has a lower compute capability."""
+    """Raise Skip if the GPU's compute capability is below `least`."""
     if context.on_cpu or least == (0, 0):
         return
     found = torch.cuda.get_device_capability()
@@ -168,13 +175,13 @@ def _attempt(probe: Probe, job: JobDocument, context: Context) -> Outcome:
     last = ""
     try:
         if probe.needs != "script":
-            warnings.simplefilter("ignore")  # torch warns of each kernel that it lacks; the outcome lists them
+            warnings.simplefilter("ignore")  # torch warns about each missing kernel; the outcome lists these already
         if not probe.untouched:
             _prepare(context)
             _need_capability(context, probe.least_capability)
         probe.function(context)
     except Skip as skip:
-        if not context.faults:  # earlier faults count even if the rest is skipped
+        if not context.faults:  # with faults recorded before the skip, the probe fails
             return _outcome(context, SKIPPED, reason=str(skip))
         last = f"the rest is skipped: {skip}"
     except ProbeFailure as failure:
@@ -193,7 +200,7 @@ def _attempt(probe: Probe, job: JobDocument, context: Context) -> Outcome:
 
 
 def _noted(context: Context, last: str = "") -> str:
-    """Every fault that the probe recorded, followed by the error that ended it."""
+    """Return the faults that the probe recorded, one a line, followed by the text `last` about how the probe ended."""
     return "\n".join([*(fault.reason for fault in context.faults), last])
 
 
@@ -218,7 +225,7 @@ def _outcome(
 
 
 def _is_memory(error: BaseException) -> bool:
-    """Whether a memory allocation failed: Python's own error, CUDA's, or the CPU allocator's RuntimeError."""
+    """Return whether the error is a failed memory allocation of Python, of CUDA or of torch's CPU allocator."""
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 

@@ -1,12 +1,14 @@
-"""The parent process: plans the probes, runs each in its own process, and reports the results.
+"""The harness, which is the parent process of all probes: it selects the probes to run, runs each in a process of its
+own, and reports the results.
 
-It imports torch so that a forked probe does not have to, but calls none of its functions: no tensor, no operation, no
-torch.cuda. A process forked after a single CPU operation can hang in torch's thread pool.
+The harness imports torch, so that the forked probes need not import it again. It calls no function of torch: it creates
+no tensor, runs no operation and does not use torch.cuda. The reason is that a process forked after a single CPU
+operation can hang in torch's thread pool.
 
-Up to six probes run at the same time if there are processors and memory (of the host and the GPU) for them, and if
-none measures time or takes all memory. This helps because a probe spends most of its time on references, which one
-processor computes. On a GPU, the next probes also start CUDA in the meantime, which took 0.5 s each on an H200. Results
-are reported in the catalogue's order.
+Up to six probes run at the same time, if processors, host memory and GPU memory suffice, and if none of these probes
+measures time or uses all memory. This saves time because a probe mostly computes references, which takes one processor.
+On a GPU, the processes of the next probes start CUDA in the meantime; each start took 0.5 s on an H200. The results are
+reported in the order of the probe catalogue.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ Emit = Callable[[Mapping[str, Any]], None]
 _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_TOGETHER = 6
 _MOST_AHEAD = 2
-_LONGER_AT_FULL = 5  # a factor of time limits: sampled probes have ten times as many cases there
-_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory for the most demanding probe of each level
-_CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
-_HOST_MIB = 2 << 10  # host memory: the most that a CPU probe takes, up to level standard; not measured on a GPU
+_LONGER_AT_FULL = 5  # factor of the time limits at level full, where sampled probes have ten times as many cases
+_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory that the most demanding probe of each level needs
+_CONTEXT_MIB = 1 << 10  # GPU memory assumed for one CUDA context; a context takes less
+_HOST_MIB = 2 << 10  # host memory: the most that a probe on the CPU takes up to level standard; not measured on a GPU
 
 
 class RunInterrupted(BaseException):
-    """SIGTERM or SIGINT was received; `number` is the signal."""
+    """The harness received SIGTERM or SIGINT; `number` is the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -49,7 +51,10 @@ class RunInterrupted(BaseException):
 
 
 def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
-    """The probes to run, in the catalogue's order: those requested by name, else the level's and the required ones."""
+    """Return the probes to run, in the catalogue's order.
+
+    If the job names probes, only these run. Otherwise the probes of the level and the required probes run.
+    """
     if job.probes is not None:
         return tuple(probe for probe in probes if probe.name in job.probes)
     levels = LEVELS[: LEVELS.index(job.level) + 1]
@@ -60,7 +65,10 @@ def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
 def run(
     probes: Sequence[Probe], job: JobDocument, emit: Emit, terms: probe_supervisor.Terms = probe_supervisor.TERMS
 ) -> bool:
-    """Run the planned probes; returns whether none failed. Raises RunInterrupted after ending them."""
+    """Run the planned probes, pass each result to `emit`, and return whether no probe failed.
+
+    After SIGTERM or SIGINT, it ends all child processes and raises RunInterrupted.
+    """
     planned = plan(probes, job)
     counts = {PASSED: 0, FAILED: 0, SKIPPED: 0}
     before = {number: signal.signal(number, _interrupt) for number in _INTERRUPTIONS}
@@ -83,14 +91,20 @@ def run(
 
 
 def free_mib(report: Report) -> int:
-    """The smallest free memory of any GPU; 0 if NVML does not report it, or if its compute mode is not DEFAULT."""
+    """Return the free memory in MiB of the GPU that has the least.
+
+    A GPU counts as having 0 if NVML does not report its free memory, or if its compute mode is not DEFAULT.
+    """
     last = [window.last for window in report.gpus.values()]
     return min((now.get("free_mib", 0) if now.get("compute_mode") == 0 else 0 for now in last), default=0)
 
 
 def run_together(job: JobDocument, memory: int, report: Report) -> int:
-    """How many probes may run at the same time: there are processors and memory for so many. `memory`: of the host, in
-    bytes. One at level full or with the profile's own shapes, whose need of memory is unknown."""
+    """Return how many probes may run at the same time, limited by processors, host memory and GPU memory.
+
+    `memory`: the available host memory in bytes. The result is 1 at level full and if the profile adds shapes, because
+    the memory that the probes then need is unknown.
+    """
     if job.level not in _NEED_MIB or job.own.shapes:
         return 1
     most = min(_MOST_TOGETHER, job.thread_count, memory // (_HOST_MIB << 20))
@@ -100,9 +114,10 @@ def run_together(job: JobDocument, memory: int, report: Report) -> int:
 
 
 def start_ahead(job: JobDocument, report: Report, working: int) -> int:
-    """How many probes may start CUDA while `working` others run, limited by free processors and GPU memory.
+    """Return how many further probes may start CUDA while `working` probes run, limited by processors and GPU memory.
 
-    0 at level full or with the profile's own shapes, whose need of memory is unknown.
+    The result is 0 at level full and if the profile adds shapes, because the memory that the probes then need is
+    unknown.
     """
     if job.level not in _NEED_MIB or job.own.shapes:
         return 0
@@ -111,13 +126,14 @@ def start_ahead(job: JobDocument, report: Report, working: int) -> int:
 
 
 def time_limit(probe: Probe, job: JobDocument) -> float:
-    """In seconds: what the job says, else the probe's own."""
+    """Return the probe's time limit in seconds: the one in the job document, else the probe's default."""
     return job.timeouts.get(probe.name, probe.timeout * (_LONGER_AT_FULL if job.level == "full" else 1))
 
 
 def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] = ()) -> list[Probe]:
-    """The probes that start CUDA while the first one runs: at most `most`, without those in `running`, and none that
-    come after a probe that runs alone (the first one included).
+    """Return the probes that start CUDA while the first probe of `waiting` runs: at most `most` probes.
+
+    Probes in `running` are left out, and so are all probes after one that must run alone, even if that is the first.
     """
     found: list[Probe] = []
     for before, probe in zip(waiting, waiting[1:]):
@@ -129,7 +145,10 @@ def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] =
 
 
 def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
-    """The probes that may run while the first one runs, in order, up to the first that may not accompany others."""
+    """Yield the probes that may run while the first probe of `waiting` runs.
+
+    They end before the first probe that must not run at the same time as others.
+    """
     for before, probe in zip(waiting, waiting[1:]):
         if not (before.may_accompany and probe.may_accompany):
             return
@@ -137,7 +156,7 @@ def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
 
 
 class _Processes:
-    """The harness's child processes: the NVML monitor, the running probes, and those that start CUDA in advance."""
+    """The harness's child processes: the NVML monitor, the running probes, and probes that start CUDA in advance."""
 
     def __init__(self, job: JobDocument, terms: probe_supervisor.Terms) -> None:
         self._job = job
@@ -146,11 +165,11 @@ class _Processes:
         self._together = 1
         self._monitor: Monitor | None = None
         self._children: dict[str, probe_supervisor.Child] = {}
-        self._reports: dict[str, Report] = {}  # by name of a running probe: NVML's report since the probe began
-        self._ended: dict[str, Report] = {}  # by name of a probe that has ended and whose result is not yet reported
+        self._reports: dict[str, Report] = {}  # name of a running probe -> NVML's report since the probe began
+        self._ended: dict[str, Report] = {}  # name of an ended probe whose result is not reported yet -> NVML's report
 
     def prepare(self) -> None:
-        """Start to monitor the GPUs if the job uses them; decide how many probes may run and start CUDA at a time."""
+        """Start the GPU monitor if the job uses GPUs; decide how many probes run or start CUDA at the same time."""
         report = Report()
         if self._job.device == "cuda":
             with _uninterrupted():
@@ -160,7 +179,10 @@ class _Processes:
         self._ahead = start_ahead(self._job, report, self._together)
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Run the first of the remaining probes to its end, and others that may run at the same time."""
+        """Run the first probe of `waiting` to its end, and return its outcome and the documents that it sent.
+
+        In the meantime, start further probes that may run or start CUDA at the same time.
+        """
         probe = waiting[0]
         lacking = _lacking(probe, self._job)
         if lacking:
@@ -169,7 +191,7 @@ class _Processes:
             process = self._working(probe)
         except OSError as error:
             return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
-        with contextlib.suppress(OSError):  # retried when the probe's turn comes
+        with contextlib.suppress(OSError):  # if a process cannot be started now, run() tries again for its probe later
             self._accompany(waiting)
             running = [name for name, child in self._children.items() if child.works]
             for later in next_in_line(waiting, self._ahead, running):
@@ -187,7 +209,7 @@ class _Processes:
         return outcome, process_ending_verdict.documents(ending)
 
     def _accompany(self, waiting: Sequence[Probe]) -> None:
-        """Start further probes, up to the number that may run together."""
+        """Let further probes run, up to the number that may run at the same time."""
         for probe in companions(waiting):
             if sum(child.works for child in self._children.values()) >= self._together:
                 return
@@ -195,10 +217,10 @@ class _Processes:
                 self._working(probe)
 
     def _working(self, probe: Probe) -> probe_supervisor.Child:
-        """The probe's process, started if necessary and released to run."""
+        """Start the probe's process if necessary, let the probe run, and return the process."""
         process = self._started(probe)
         if not (process.works or process.over):
-            if self._reports:  # events up to now belong to the probes that run already
+            if self._reports:  # events until now belong only to the probes that are already running
                 self._read_monitor()
             self._reports[probe.name] = Report()
             process.go(time_limit(probe, self._job), self._terms)
@@ -223,21 +245,24 @@ class _Processes:
             return self._children[probe.name]
 
     def _attributed(self, probe: Probe, outcome: Outcome) -> Outcome:
-        """The outcome with NVML's report of the time in which the probe ran. If two probes ran, both get the report."""
+        """Return the outcome with NVML's report about the period in which the probe ran.
+
+        If several probes ran in that period, each of them gets the report.
+        """
         if not self._monitor:
             return outcome
-        report = self._ended.pop(probe.name, None)  # None: it died before its turn
+        report = self._ended.pop(probe.name, None)  # None: the process died before the probe began
         return attribute(outcome, self._read_monitor() if report is None else report)
 
     def _close_reports(self) -> None:
-        """Close the reports of the probes that have just ended: later events do not concern them."""
+        """Close the reports of the probes that have just ended, because later events do not concern these probes."""
         over = [name for name in self._reports if self._children[name].over]
         if over:
             self._read_monitor()
             self._ended.update((name, self._reports.pop(name)) for name in over)
 
     def _read_monitor(self) -> Report:
-        """NVML's report since the last call, which is also added to the reports of all running probes."""
+        """Return NVML's report about the time since the last call, and add it to the reports of all running probes."""
         latest = self._monitor.report() if self._monitor else Report()
         self._reports = {name: report.then(latest) for name, report in self._reports.items()}
         return latest
@@ -245,7 +270,7 @@ class _Processes:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Block interruptions while a process is started or ended, so that no process is left behind."""
+    """Delay SIGTERM and SIGINT while a process is started or ended, so that no process is left running."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
     try:
         yield
@@ -254,7 +279,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _lacking(probe: Probe, job: JobDocument) -> str | None:
-    """The unmet requirement of a probe, if any."""
+    """Return the requirement of the probe that this job does not meet; None if it meets all."""
     if probe.needs == "cuda" and job.device != "cuda":
         return "needs a GPU"
     return "needs a script in the profile" if _lacks_script(probe, job) else None

@@ -1,6 +1,7 @@
-"""The harness's side of a probe's process: starts it, reads its output, enforces its time limit, reports its end.
+"""The harness's side of a probe's process: starts the process, reads its output, enforces its time limit, and reports
+how it ended.
 
-forked_work runs functions within a probe; its docstring describes the differences.
+The docstring of forked_work, which runs functions within a probe, describes the differences.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.script_tracebacks import FOLDER
 
-_TICK = 0.02  # polling interval in seconds; the harness wakes sooner when the child's last pipe closes
+_TICK = 0.02  # polling interval in seconds; output of a child wakes the harness sooner
 _CHUNK = 1 << 16
-_STREAMS = ("messages", "dump", "noise")  # the fields of probe_process.Ends
-KEPT = 1 << 16  # bytes of output that are kept and passed on, for each probe
-_LEFT_IN_PIPES = 1 << 20  # more than a pipe holds by default, and a limit for a process that floods it
+_STREAMS = ("messages", "dump", "noise")  # names of fields of probe_process.Ends
+KEPT = 1 << 16  # bytes: the most of a probe's output that is passed on to stderr, and the most that is kept
+_LEFT_IN_PIPES = 1 << 20  # bytes read after a probe's end: more than a pipe holds by default, but limited
 
 
 @dataclass(frozen=True)
 class Terms:
     """Settings for every child process.
 
-    `dump`: seconds after SIGABRT to dump its stacks. `death`: seconds after SIGKILL to exit. `hidden`: the harness's
-    descriptors that are closed in the child, so that no probe can write to the real stdout.
+    `dump`: seconds that a child has to dump its stacks after SIGABRT. `death`: seconds that it has to exit after
+    SIGKILL. `hidden`: descriptors of the harness that are closed in the child, so that no probe can write frames.
     """
 
     dump: float = 2.0
@@ -49,7 +50,12 @@ TERMS = Terms()
 
 @dataclass(frozen=True)
 class ProbeEnding:
-    """How a probe's process ended. `status` is the wait status, None if the process could not be reaped."""
+    """How a probe's process ended.
+
+    `status`: the wait status; None if the process did not end even after SIGKILL. `timed_out`: whether the process
+    exceeded its time limit. `messages`: its valid messages. `cut`: whether the stream of messages ended with an
+    incomplete or invalid message. `dump`: faulthandler's stacks. `noise`: the end of its stdout and stderr.
+    """
 
     status: int | None
     timed_out: bool
@@ -61,7 +67,10 @@ class ProbeEnding:
 
 
 class OutputTail:
-    """The head and the tail of a stream, both limited: the head is passed on to stderr, the tail explains a crash."""
+    """Keeps the last KEPT bytes of a stream, which explain a crash.
+
+    With `passed_on`, it also copies the first KEPT bytes of the stream to stderr.
+    """
 
     def __init__(self, passed_on: bool) -> None:
         self._kept = bytearray()
@@ -80,10 +89,10 @@ class OutputTail:
 
 
 class Child:
-    """A probe's process, which starts CUDA and waits for its turn, and the harness's ends of its pipes.
+    """A probe's process, and the harness's ends of its pipes. The process waits until `go` lets the probe run.
 
-    Raises OSError if no process can be started. `hidden`: the harness's descriptors that are closed in the child.
-    `works`: the probe is running. `over`: the process has ended, or cannot be ended.
+    Raises OSError if no process can be started. `hidden`: descriptors of the harness that are closed in the child.
+    `works`: whether the probe is running. `over`: whether the process has ended, or cannot be killed.
     """
 
     def __init__(self, probe: Probe, job: JobDocument, hidden: Sequence[int]) -> None:
@@ -108,19 +117,19 @@ class Child:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The descriptors that must be closed in other processes."""
+        """The harness's descriptors for this child, which must be closed in all other children."""
         return (*self._open, *self._go)
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The descriptors to read."""
+        """The descriptors from which the harness reads the child's output."""
         return tuple(self._open)
 
     def go(self, timeout: float, terms: Terms) -> None:
-        """Let the probe run; from now on its time counts, limited to `timeout` seconds plus those of `terms`."""
+        """Let the probe run for at most `timeout` seconds from now; `terms` limits how long killing it takes."""
         self.works, self._timeout, self._terms = True, timeout, terms
         self._begin = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # it died while waiting, as its status will show
+        with contextlib.suppress(BrokenPipeError):  # the process died while it waited, as its wait status will show
             os.write(self._go[0], b"g")
 
     def _start(self, probe: Probe, job: JobDocument, turn: int, hidden: Sequence[int]) -> int:
@@ -145,7 +154,7 @@ class Child:
         return pid
 
     def exited(self) -> bool:
-        """Whether the process has ended; it stays a zombie, so that its process group id cannot be reused."""
+        """Return whether the process has ended. It remains a zombie, so that its process group id is not reused."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal(self, number: int) -> None:
@@ -153,19 +162,19 @@ class Child:
             os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """Kill the process and everything it started in its session."""
-        self.signal(signal.SIGKILL)  # it may not have reached setsid yet
+        """Kill the process and all processes of its process group."""
+        self.signal(signal.SIGKILL)  # if the process has not called setsid yet, its process group does not exist
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """The wait status after the process has ended, None before."""
+        """Return the wait status of the process; None if it has not ended."""
         if self.status is None and self.exited():
             self.status = os.waitpid(self.pid, 0)[1]
         return self.status
 
     def attend(self) -> None:
-        """Read its output; end the process after its time limit, and clean up once it has ended."""
+        """Read the child's output, enforce its time limit, and clean up if its process has ended."""
         self._drain()
         elapsed = time.monotonic() - self._begin
         if self.exited() or elapsed > self._timeout + self._terms.dump + self._terms.death:
@@ -187,7 +196,7 @@ class Child:
         self.over, self.works = True, False
 
     def ending(self) -> ProbeEnding:
-        """How the process ended; valid once it is over."""
+        """Return how the process ended. Call this only when `over` is true."""
         return ProbeEnding(
             status=self.status,
             timed_out=self._aborted,
@@ -199,7 +208,7 @@ class Child:
         )
 
     def _drain(self) -> bool:
-        """Read the available output; False if no output was available."""
+        """Read the available output, and return whether any was available."""
         ready, _, _ = select.select(self.outputs, (), (), 0)
         for fd in ready:
             self._take(fd, os.read(fd, _CHUNK))
@@ -216,15 +225,15 @@ class Child:
             (self.dump if name == "dump" else self.noise).feed(data)
 
     def end(self) -> None:
-        """End the process group, close all pipes and remove the script's folders, whatever happened."""
+        """Kill the process group if the process has not ended, close all pipes and remove the temporary folders."""
         if self.status is None:
             self.kill_group()
         self.close()
         self._remove_folders()
 
     def _remove_folders(self) -> None:
-        """Remove its temporary folders: a process killed by a signal cannot do so itself."""
-        with contextlib.suppress(OSError):  # no folder for temporary files exists, so the process had none either
+        """Remove the probe's temporary folders, because a killed process cannot remove them itself."""
+        with contextlib.suppress(OSError):  # gettempdir() found no usable folder, so the probe could not create one
             for folder in Path(tempfile.gettempdir()).glob(f"{self._folders}*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -236,7 +245,7 @@ class Child:
 
 
 def attend(children: Sequence[Child]) -> None:
-    """Wait briefly for output of any child, then attend to each."""
+    """Wait briefly for output of any child, then call `attend` of every child."""
     outputs = [fd for child in children for fd in child.outputs]
     if outputs:
         select.select(outputs, (), (), _TICK)

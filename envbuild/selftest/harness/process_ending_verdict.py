@@ -1,4 +1,4 @@
-"""Derives a probe's outcome from how its process ended. Pure functions, so that every ending can be tested."""
+"""Derives a probe's outcome from how its process ended. All functions are pure, so tests can cover every ending."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from envbuild.selftest.harness.probe_supervisor import ProbeEnding
 
 
 def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
-    """The outcome of a probe. A result counts only if the process exited with status 0 after exactly one complete
-    result.
+    """Return the outcome of a probe.
+
+    The result that the probe sent counts only if it is complete, the only one, and the process exited with status 0.
     """
     if ending.status is None:
         return _failed(ending, "wedged", "could not be killed: the driver or the kernel holds the process")
@@ -35,8 +36,10 @@ def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
 
 
 def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
-    """The outcome of the profile's own script: its output is stored separately from the result, and stacks are reduced
-    to its frames.
+    """Return the outcome of the profile's script.
+
+    The script's output is stored in `output`, and not in `detail`. Stacks are reduced to the frames of the script and
+    of the functions that it called.
     """
     found, printed = judge_ending(replace(ending, noise=""), timeout), script_tracebacks.renamed(ending.noise)
     return replace(
@@ -49,14 +52,17 @@ def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
 
 
 def documents(ending: ProbeEnding) -> list[dict[str, Any]]:
-    """Documents that the process sent in addition to its result: the last one of each kind, as frames."""
+    """Return the documents that the process sent in addition to its result, ready to be written as frames.
+
+    Of each kind, only the last document is returned.
+    """
     last = {kind: payload for kind, payload in ending.messages if kind in DOCUMENTS}
     return [dict(json.loads(payload), kind=DOCUMENTS[kind]) for kind, payload in last.items()]
 
 
 def _signalled(ending: ProbeEnding, number: int) -> Outcome:
     name = signal_name(number)
-    if number == signal.SIGKILL:  # the harness only kills after a timeout, which was handled above
+    if number == signal.SIGKILL:  # not sent by the harness: judge_ending has already handled exceeded time limits
         return _failed(ending, "oom", "killed: out of memory or a limit", name)
     return _failed(ending, "signal", f"died of {name}", name)
 

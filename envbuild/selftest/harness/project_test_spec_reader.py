@@ -1,4 +1,7 @@
-"""Reads what a profile adds to the self-test from the job document: shapes of GEMMs and attention, and a script."""
+"""Reads the tests that a profile adds to the self-test: shapes of GEMMs and of attention, and a script.
+
+They are in the field `own` of the job document.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Callable
 
-DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # name in profile, in torch
+DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # profile's name -> torch's name
 LAYOUTS = ("nn", "nt", "tn", "tt")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # it becomes a file in a temporary folder
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # the script is written to a file of this name
 _MOST_BYTES = 256 << 10
 _SIZES = ("m", "k", "n")
 _ATTENTION_SIZES = ("heads", "length", "depth")
@@ -20,7 +23,8 @@ Fault = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class ShapeSpec:
-    """One product (m, k) x (k, n); `dtype` is torch's name, `bias` makes it a linear layer."""
+    """One matrix product (m, k) x (k, n). `dtype` is torch's name of the dtype. With `bias`, the product is computed as
+    a linear layer."""
 
     m: int
     k: int
@@ -32,7 +36,7 @@ class ShapeSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One call of attention on `heads` x `length` x `depth`; `dtype` is torch's name."""
+    """One call of attention on inputs of shape `heads` x `length` x `depth`. `dtype` is torch's name of the dtype."""
 
     heads: int
     length: int
@@ -55,7 +59,7 @@ class ScriptSpec:
 
 @dataclass(frozen=True)
 class ProjectTestSpec:
-    """What a profile adds to the self-test; usually nothing."""
+    """The tests that a profile adds to the self-test. Most profiles add none."""
 
     shapes: tuple[ShapeSpec, ...] = ()
     attentions: tuple[AttentionSpec, ...] = ()
@@ -63,7 +67,7 @@ class ProjectTestSpec:
 
 
 def read(value: Any, fault: Fault) -> ProjectTestSpec:
-    """Read the field `own` of a job document; every fault is reported through `fault` with its location."""
+    """Read the field `own` of a job document. `fault` is called with the location and the text of every fault."""
     if value is None:
         return ProjectTestSpec()
     if not isinstance(value, dict) or not set(value) <= {"shapes", "script"}:

@@ -1,7 +1,8 @@
-"""Reduces stacks to what concerns the author of a profile's script: the script's own frames and those they called.
+"""Reduces stacks to the frames that help the author of a profile's script: those of the script and of the functions
+that the script called.
 
-The script appears under its own name. Python's tracebacks list the outermost frame first, faulthandler's dumps the
-innermost. Pure functions.
+The temporary path of the script is replaced by its file name. Python's tracebacks list the outermost frame first;
+faulthandler's dumps list the innermost frame first. All functions are pure.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ _SCRIPT = re.compile(rf"[^\s\"']{{0,300}}/{FOLDER}[^\s\"'/]{{1,100}}/")
 _OURS = re.compile(r'  File "(<frozen runpy>|.*/runpy\.py|.*envbuild/selftest/.*)", line ')
 _TRACEBACK = "Traceback (most recent call last):"
 _STACK = re.compile(r"(Current thread|Thread|Stack) .*\(most recent call first\):")
-# faulthandler ends the dump of a fatal error with the names of all loaded C extensions.
+# This list of all loaded C extensions is the last line of faulthandler's dump of a fatal error.
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
 
 def without_modules(dump: str) -> str:
-    """Remove the list of loaded extensions from a dump: it does not explain the fault and takes kilobytes."""
+    """Remove the list of loaded C extensions from a dump. The list does not explain the fault and takes kilobytes."""
     return _MODULES.sub("", dump)
 
 
 def renamed(text: str) -> str:
-    """Replace the script's temporary path by its name."""
+    """Replace the temporary path of the script by its file name."""
     return _SCRIPT.sub("", text) if FOLDER in text else text
 
 
 def script_stacks(text: str) -> str:
-    """Cut every stack in a text to the script's frames and those they called; the rest of the text stays."""
+    """Reduce every stack in a text to the frames of the script and of the functions that it called.
+
+    The rest of the text is unchanged, except for the script's path, which `renamed` replaces.
+    """
     lines, kept = text.splitlines(), []
     while lines:
         line = lines.pop(0)
@@ -44,7 +48,7 @@ def script_stacks(text: str) -> str:
 
 
 def _outermost_first(stack: Sequence[str]) -> Iterator[str]:
-    """Yield the kept lines of a traceback. Lines of source may follow a frame."""
+    """Yield the lines of a traceback that are kept. A frame may be followed by lines of its source code."""
     starts = [number for number, line in enumerate(stack) if line.startswith('  File "')]
     inside = [number for number in starts if _SCRIPT.search(stack[number])]
     foreign = [number for number in starts if not _OURS.match(stack[number])]

@@ -1,7 +1,7 @@
-"""Exact results needed by several probes, in memory shared by all probe processes, so that each is computed once.
+"""Stores exact reference results that several probes need, in memory shared by all probe processes.
 
-The harness imports this before it starts a probe, so that all probes inherit the memory. A lock lets only one process
-append at a time.
+Thus each result is usually computed only once. The harness imports this module before it starts a probe, so that all
+probes inherit the memory. A lock ensures that only one process at a time reads or appends results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 Tensors = tuple[torch.Tensor, ...]
 Shape = Sequence[int]
 
-SIZE = 1 << 29  # bytes of address space; only written pages take memory
+SIZE = 1 << 29  # bytes of address space; only pages that were written take memory
 _NUMBER = struct.Struct("<Q")
 _ALIGNMENT = 64
 _ELEMENT = 8  # bytes of a float64
@@ -30,24 +30,30 @@ _ELEMENT = 8  # bytes of a float64
 class SharedResults:
     """Results by key, for this process and all processes forked from it.
 
-    The memory begins with the offset of the end of the last record. A record is the length of its description, the
-    description (the key and the shapes, as JSON) and the tensors. The end offset is written last, so an incomplete
-    record of a process that died does not count. If the system grants no memory, or `size` bytes are not enough, each
-    process computes for itself; so do two processes that need a result at the same time.
+    The memory begins with the offset at which the last record ends. A record consists of the length of its description,
+    the description (the key and the shapes, as JSON) and the tensors. The end offset is written last. Therefore an
+    incomplete record of a process that died is ignored.
+
+    If the system grants no memory, or if `size` bytes are too few, each process computes the result itself. If two
+    processes need a new result at the same time, both compute it.
     """
 
     def __init__(self, size: int = SIZE) -> None:
         self._found: dict[str, Tensors] = {}
         self._next = _ALIGNMENT
         self._memory: mmap.mmap | None = None
-        with contextlib.suppress(OSError, AttributeError):  # a Python for an old glibc has no memfd_create
+        with contextlib.suppress(OSError, AttributeError):  # a Python built for an old glibc has no memfd_create
             self._file = os.memfd_create("envbuild-exact-results")
             os.ftruncate(self._file, size)
             self._memory = mmap.mmap(self._file, size)
             self._memory[: _NUMBER.size] = _NUMBER.pack(self._next)
 
     def get(self, key: str, compute: Callable[[], Tensors]) -> Tensors:
-        """The result with this key: not empty, float64, on the host. Callers must not write to it."""
+        """Return the result with this key; if it is missing, call `compute` and store what it returns.
+
+        The tensors that `compute` returns must be float64, on the host and not empty. Callers must not write to the
+        returned tensors.
+        """
         if self._memory is None:
             return compute()
         with self._locked():
@@ -63,7 +69,7 @@ class SharedResults:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock, which the kernel releases if the process dies."""
+        """Hold the lock. If the process dies, the kernel releases the lock."""
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
             yield
@@ -71,7 +77,7 @@ class SharedResults:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _read(self, memory: mmap.mmap) -> None:
-        """Read the records written since the last call."""
+        """Read the records that any process has written since the last call."""
         (end,) = _NUMBER.unpack_from(memory, 0)
         while self._next < end:
             (length,) = _NUMBER.unpack_from(memory, self._next)
@@ -81,7 +87,7 @@ class SharedResults:
             self._found[key] = tuple(_view(memory, *place) for place in zip(places, shapes))
 
     def _write(self, memory: mmap.mmap, key: str, tensors: Tensors) -> None:
-        """Append a record; if it does not fit, only this process keeps the result."""
+        """Append a record. If the record does not fit into the memory, only this process keeps the result."""
         shapes = [list(values.shape) for values in tensors]
         description = json.dumps([key, shapes]).encode("ascii")
         begin = self._next + _NUMBER.size
@@ -93,11 +99,11 @@ class SharedResults:
         memory[begin : begin + len(description)] = description
         for place, values in zip(places, tensors):
             _view(memory, place, values.shape).copy_(values)
-        memory[: _NUMBER.size] = _NUMBER.pack(end)  # in one write: pack_into writes zeros first
+        memory[: _NUMBER.size] = _NUMBER.pack(end)  # one write of all bytes: pack_into would write zeros first
 
 
 def _places(after: int, shapes: Sequence[Shape]) -> list[int]:
-    """Offsets of consecutive tensors of these shapes, and of the next record."""
+    """Return the offset of each tensor if tensors of these shapes follow `after`, and then the offset after them."""
     places = [_aligned(after)]
     for shape in shapes:
         places.append(_aligned(places[-1] + _ELEMENT * math.prod(shape)))

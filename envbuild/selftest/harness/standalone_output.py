@@ -1,4 +1,4 @@
-"""The output of a run without envbuild: a line for each probe as it ends, or one JSON document."""
+"""The output of a self-test that a person runs without envbuild: a line for each probe, or one JSON document."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from envbuild.selftest.harness.probe_outcome_and_figures import result_note
 
 
 class Table:
-    """Writes a line for each probe, with its worst figure or its reason, and details for a failed one.
+    """Writes one line for each probe: a summary of its checks, or the reason why it failed or was skipped.
 
-    The format is that of `envbuild test`.
+    The line has the same format as in `envbuild test`. Details of a failed probe follow on separate lines.
     """
 
     def __init__(self, fd: int) -> None:
@@ -27,7 +27,7 @@ class Table:
 
 
 class Collector:
-    """Collects the documents and writes them as one."""
+    """Collects the documents of a run and writes them as one JSON document."""
 
     def __init__(self) -> None:
         self._documents: list[Mapping[str, Any]] = []
