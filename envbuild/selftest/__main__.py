@@ -1,10 +1,13 @@
-"""The self-test's entry point: a job document and frames for envbuild, or options and a table for a person.
+"""The self-test's command line.
+
+envbuild starts it with a job document (--job) and reads the frames that it writes. A person starts it with options and
+reads a table.
 
     python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--seed N] [--list] [--json]
     python selftest.zip --job FILE      ("-": standard input)
 
-In a checkout: python -m envbuild.selftest. STATUSES lists the exit statuses. With a job document the status is 0 even
-if probes were skipped, because its reader has the results.
+In a checkout, run `python -m envbuild.selftest` instead. STATUSES lists the exit statuses. With a job document, skipped
+probes do not change the exit status, because the reader of the frames sees which probes were skipped.
 """
 
 from __future__ import annotations
@@ -41,15 +44,15 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: Any, out: int = 1) -> int:
-    """Run the job document (a dict) and write its frames to the file descriptor `out`; returns the exit status.
+    """Run the job document (a dict), write frames to the file descriptor `out`, and return the exit status.
 
-    From then on only frames reach `out` and the real stdout: other output goes to stderr.
+    After this call, `out` and the original stdout receive only frames. Other output goes to stderr.
     """
     return _run(job, take(out), lambda parsed, fd: FrameWriter(fd, parsed.nonce))
 
 
 def take(out: int = 1) -> int:
-    """Reserve the descriptor for this program's own output; stdout goes to stderr from here on."""
+    """Redirect stdout to stderr, and return a descriptor through which only this program writes to `out`."""
     sys.stdout.flush()
     kept = os.dup(out) if out == 1 else out
     os.set_inheritable(kept, False)
@@ -58,7 +61,7 @@ def take(out: int = 1) -> int:
 
 
 def has_torch() -> bool:
-    """Import torch; if that fails, print the reason to stderr."""
+    """Return whether torch can be imported; print the reason to stderr if it cannot."""
     fault = torch_fault()
     if fault:
         print(fault, file=sys.stderr)
@@ -66,16 +69,16 @@ def has_torch() -> bool:
 
 
 def torch_fault() -> str | None:
-    """Import torch and the probes; returns None, or the reason why that failed."""
-    # By default OpenMP's threads spin while they wait, which costs five times the CPU time if other processes use the
-    # processors (measured).
+    """Import torch and the probes; return the reason if the import fails, else None."""
+    # By default, OpenMP's threads spin while they wait. If other processes use the same processors, spinning takes five
+    # times the CPU time (measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     startup_code_suppression.disable_backends()
     try:
         importlib.import_module("torch")
         importlib.import_module("envbuild.selftest.probes.probe_catalogue")
         return None
-    except Exception as error:  # also errors of a library that cannot be loaded
+    except Exception as error:  # not only ImportError: loading a shared library can raise other errors
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
     found = None
     with contextlib.suppress(ImportError, ValueError):
@@ -85,7 +88,8 @@ def torch_fault() -> str | None:
 
 
 def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> int:
-    # Not at the top: torch must not be imported before stdout is redirected, and not at all to print the usage.
+    # The modules below import torch. They are imported here, because stdout must be redirected before torch is
+    # imported, and printing the usage needs no torch.
     if not has_torch():
         return UNPROVED
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
@@ -104,10 +108,10 @@ def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> 
 
 
 def command(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     try:
         return _command(_options(arguments))
-    except KeyboardInterrupt:  # while torch is imported; later the harness handles signals
+    except KeyboardInterrupt:  # raised while torch is imported; later, probe_scheduler handles signals itself
         return 128 + signal.SIGINT
 
 
@@ -154,7 +158,7 @@ def _command(options: argparse.Namespace) -> int:
 
 
 def _repeating(options: argparse.Namespace, seed: int) -> str:
-    """The command that repeats the same cases."""
+    """Return the command line that runs the same probes with the same test cases."""
     probes = [word for name in options.probe or () for word in ("--probe", name)]
     rest = ["--level", options.level, "--device", options.device, *probes, "--seed", str(seed)]
     return f"{PROGRAM} {shlex.join(rest)}"
@@ -170,7 +174,10 @@ def _job_command(path: str) -> int:
 
 
 def _unknown(names: list[str]) -> str | None:
-    """An error message for unknown probe names; None if all exist. Imports torch, as the probes do."""
+    """Return an error message that names the unknown probes; None if all names are known.
+
+    This imports the probe catalogue, and therefore torch.
+    """
     from envbuild.selftest.probes.probe_catalogue import PROBES
 
     known = [probe.name for probe in PROBES]
@@ -179,7 +186,7 @@ def _unknown(names: list[str]) -> str | None:
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """A hint for an unknown name, as in `envbuild test`."""
+    """Return a hint for an unknown name: the most similar known name, or else all known names."""
     found = difflib.get_close_matches(name, known, 1)
     return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"
 

@@ -1,13 +1,15 @@
-"""Fingerprints your own model, module by module, in the environment where it trains; `envbuild diff` reads the result.
+"""Fingerprints your own model, module by module, in the environment where it trains.
+
+`envbuild diff` compares two fingerprints.
 
     from envbuild.selftest.model import fingerprint, first, write
 
     document = fingerprint(model, (batch,), reference=True)
-    # None, or the first module whose output exceeds its tolerance, or is non-finite although its inputs are finite
+    # The first module whose output exceeds its tolerance, or is not finite although its inputs are; None without faults
     print(first(document["ops"]))
     write(document, "a100.json")
 
-Needs only the standard library and torch, like the whole self-test.
+Like the whole self-test, this module needs only the standard library and torch.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ __all__ = ["fingerprint", "first", "write"]
 SAMPLES = 64
 ROOT = "(model)"
 
-# The bound for modules, for which there is no error formula: every input and weight is changed by one rounding, up or
-# down as hashed counters decide, SHAKES times. The bound is MARGIN times the sum of the root mean square change of the
-# float64 result and one rounding of the result. CHAIN: a float32 sum of some thousand terms in one chain keeps 20 of
-# its 24 bits. This is an estimate, checked by tests; not a proof.
+# The tolerance of a module's output. A module has no error formula, so the tolerance is estimated: SHAKES times, every
+# input and weight is changed by one rounding, up or down as hashed counters decide. The tolerance is MARGIN times the
+# sum of two terms: the root mean square change of the float64 result, and one rounding of the result. CHAIN is the
+# smallest unit roundoff that is assumed: a float32 sum of some thousand terms, added one after the other, keeps 20 of
+# its 24 bits. Tests check this estimate; it is not a proof.
 SHAKES, MARGIN, CHAIN = 2, 16, 2.0**-20
 
 Inputs = Union[torch.Tensor, Sequence[Any], Mapping[str, Any]]
@@ -47,13 +50,16 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False) -> dict[str, Any]:
     """Run the model once, in eval mode and without gradients, and describe the output of every module.
 
-    Modules are in the order in which they end: a module comes after those inside it, so the first fault is the
-    innermost.
-    `inputs`: one tensor, the positional arguments, or a mapping of keyword arguments. With `reference` each module also
-    runs in float64 on the host, with the exact inputs it received: the error is then its own, and is compared with a
-    bound. That takes 8 bytes of host memory for each parameter, and time. With or without it, a module whose output is
-    not finite although its inputs are is a fault; if float64 is not finite either, the cause is its weights. Raises
-    what the model raises.
+    The result lists the modules in the order in which their calls end. A module comes after the modules inside it, so
+    the first fault in the list is the innermost one. `inputs` is one tensor, a sequence of positional arguments, or a
+    mapping of keyword arguments.
+
+    With `reference`, each module also runs in float64 on the host, with exactly the inputs that it received. The
+    difference is the error of this module alone, and is compared with a tolerance. The float64 copy takes 8 bytes of
+    host memory for each parameter, and the additional runs take time.
+
+    With and without `reference`, a non-finite output is a fault if the inputs are finite. If the float64 output is not
+    finite either, the module's weights are the cause. An exception of the model is not caught.
     """
     given = [inputs] if isinstance(inputs, torch.Tensor) else [] if isinstance(inputs, Mapping) else list(inputs)
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -73,11 +79,11 @@ def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False)
 
 @dataclass
 class _Call:
-    """A running call of a module.
+    """A call of a module that has begun and not yet ended.
 
-    `fed`: number of NaN or +inf elements in the inputs (-inf does not count, because masks contain it). `given`: the
-    inputs, for the reference. `u`: the unit roundoff of the coarsest dtype used by the module and the modules inside
-    it.
+    `fed`: number of NaN or +inf elements in the inputs (-inf does not count, because attention masks contain it).
+    `given`: float64 copies of the inputs, for the reference run; None without `reference`. `u`: the unit roundoff of
+    the coarsest dtype that the module or a module inside it uses.
     """
 
     fed: int
@@ -110,7 +116,7 @@ class _Recorder:
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         found = [tensor for _, tensor in tensors([args, kwargs])]
-        given = changed([args, kwargs], wide) if self._wide else None  # copied now: the module may overwrite them
+        given = changed([args, kwargs], wide) if self._wide else None  # copied before the call can overwrite them
         u = _roundoff({tensor.dtype for tensor in (*found, *module.parameters())}, _takes_tf32(module, found))
         self._calls.append(_Call(not_finite(found), given, u))
 
@@ -123,7 +129,7 @@ class _Recorder:
         self._count[name] = self._count.get(name, 0) + 1
         name_of_call = f"{name}#{self._count[name]}" if self._count[name] > 1 else name
         exact, note = self._reference(name, call)
-        # Minus infinity counts as a mask, unless an infinite weight caused it.
+        # Minus infinity in the output is accepted as a mask, unless the module has an infinite or NaN weight.
         masks = not exact or all(bool(torch.isfinite(weight).all()) for weight in self._wide[name].parameters())
         for index, (place, tensor) in enumerate(found):
             if len(exact) == len(found):
@@ -133,7 +139,11 @@ class _Recorder:
             self.entries.append(_entry(name_of_call + place, module, tensor, seen, note))
 
     def _reference(self, name: str, call: _Call) -> tuple[list[Pair], str | None]:
-        """The module's float64 outputs for the same inputs, with their bounds; or the reason why there are none."""
+        """Return the module's float64 outputs for the same inputs, each with its tolerance; and None.
+
+        If the float64 run fails, the result is an empty list and the reason. Without `reference`, it is an empty list
+        and None.
+        """
         if not self._wide:
             return [], None
         try:
@@ -166,7 +176,7 @@ def _outputs(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _expected(module: torch.nn.Module, given: Any, u: float) -> list[Pair]:
-    """Each output in float64 with its bound from SHAKES, MARGIN and `u`."""
+    """Return each output in float64 with its tolerance, which the comment above SHAKES explains."""
     args, kwargs = given
     with contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
@@ -188,7 +198,7 @@ def _numbers(output: Any) -> list[torch.Tensor]:
 
 
 class _Shake:
-    """Multiplies each number by 1 + u or 1 - u, with different signs for each tensor."""
+    """Multiplies each element of a tensor by 1 + u or 1 - u; each tensor gets different signs."""
 
     def __init__(self, u: float, number: int) -> None:
         self._u, self._seed = u, 1000 * number
@@ -201,20 +211,27 @@ class _Shake:
 
 
 def _roundoff(dtypes: set[torch.dtype], tf32: bool = False) -> float:
-    """The unit roundoff of the coarsest dtype; at least CHAIN."""
+    """Return the unit roundoff of the coarsest of the dtypes (of TF32 if `tf32` and one is float32); at least CHAIN."""
     units = (torch.finfo(dtype).eps / 2 for dtype in dtypes if dtype.is_floating_point)
     return max(*units, CHAIN, TF32 if tf32 and torch.float32 in dtypes else 0.0)
 
 
 def _takes_tf32(module: torch.nn.Module, found: Iterable[torch.Tensor]) -> bool:
-    """Whether the module may use TF32. cuDNN has its own flag for convolutions and recurrent modules, on by default."""
+    """Return whether the module may use TF32.
+
+    Convolutions and recurrent modules follow cuDNN's TF32 flag, which is on by default; other modules follow the flag
+    for matrix products.
+    """
     cudnn = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
     flag = "tf32.cudnn" if any(isinstance(inner, cudnn) for inner in module.modules()) else "tf32.matmul"
     return flag in flags() and any(tensor.is_cuda for tensor in found)
 
 
 def _autocast() -> set[torch.dtype]:
-    """The dtypes of autocast, if the caller enabled it: operations between modules do not reveal them."""
+    """Return the dtypes to which autocast converts, if the caller enabled autocast.
+
+    The tensors at a module's boundary do not show them: autocast also converts inside a module.
+    """
     if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on
         return {torch.get_autocast_dtype(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
     found = {torch.get_autocast_gpu_dtype()} if torch.is_autocast_enabled() else set()
@@ -222,14 +239,14 @@ def _autocast() -> set[torch.dtype]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host, with floating-point numbers in float64."""
+    """Return a copy on the host: floating-point numbers as float64, complex ones as complex128, others unchanged."""
     tensor = tensor.detach()
     dtype = torch.complex128 if tensor.is_complex() else torch.float64 if tensor.is_floating_point() else tensor.dtype
     return tensor.to("cpu", dtype, copy=True)
 
 
 def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `change` to every tensor inside lists, tuples and mappings."""
+    """Return `value` with `change` applied to every tensor, also inside lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -241,7 +258,10 @@ def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _wide_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """The model in float64 on the host. deepcopy receives each tensor's copy, so the device holds no duplicates."""
+    """Return a float64 copy of the model on the host.
+
+    deepcopy gets the finished host copies of all tensors, so it makes no second copy on the device.
+    """
     copies: dict[int, Any] = {}
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):

@@ -1,7 +1,7 @@
-"""Checks an environment against a profile, on every rank before training. The script that `envbuild export check`
-writes calls it.
+"""Checks that an environment fits a profile. The script that `envbuild export check` writes runs this check on every
+rank before training.
 
-It prints one line to stdout if it finds no fault; otherwise it prints the faults and their remedies to stderr.
+Without a fault, the check prints one line to stdout. Otherwise it prints the faults and their remedies to stderr.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from envbuild.selftest.harness.cpu_count import processors
 from envbuild.selftest.harness.job_document import parse
 from envbuild.selftest.harness.standalone_output import Collector
 
-# Set by torchrun, and by Slurm for each task.
+# Environment variables with a rank's number: the first of each pair is set by torchrun, the second by Slurm.
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 _RANKS = ("RANK", "SLURM_PROCID")
 _MOST_LINES = 12
 _DECIDING = ("torch ", "`torch.", "nvidia-", "triton ", "Python ")
-"""The beginning of lines about versions that decide whether kernels work on a GPU; they come before other packages."""
+"""How lines about differing versions begin if the version decides whether kernels work on a GPU. Such lines are printed
+before those of other packages."""
 
 Result = Mapping[str, Any]
 
 
 def main(document: Mapping[str, Any]) -> int:
-    """Run the check; returns 0, 5, or 128 + the signal that interrupted.
+    """Run the check and return the exit status: 0 (no fault), 5 (faults), or 128 + the number of the signal that
+    interrupted it.
 
-    `document`: {"profile": name, "lock": short id, "job": a job document whose nonce is replaced, "remedies": [{"when":
-    keys of a probe's result or traits with patterns, "remedy": text}], of which the first that matches is printed}.
+    `document`: {"profile": its name, "lock": its short id, "job": a job document, whose nonce is replaced, "remedies":
+    [{"when": {key: pattern}, "remedy": text}, ...]}. A remedy applies if, for each key of "when", the value in the
+    probe's result or traits matches the pattern. The first remedy that applies is printed.
     """
     who = "envbuild check: {}{}".format(document["profile"], _place())
     job = dict(document["job"], nonce=os.urandom(16).hex(), threads=_threads())
@@ -46,7 +49,7 @@ def main(document: Mapping[str, Any]) -> int:
     if fault:
         image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
         return _refuse(who, [fault, f"  fix: {image}, or install the locked versions and their dependencies"])
-    # Not at the top: these import torch, which must see the chosen device.
+    # Imported here, because these modules import torch, and CUDA_VISIBLE_DEVICES must be set before that.
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
     from envbuild.selftest.inventory import mapped_library_origins
     from envbuild.selftest.probes.environment import env_libs
@@ -71,24 +74,29 @@ def main(document: Mapping[str, Any]) -> int:
 
 
 def with_versions(result: Result, differing: Sequence[str]) -> Result:
-    """The result; a skipped env.libs becomes a failure if versions differ, because reading them needs no GPU."""
+    """Return the probe's result, or a failure if the probe env.libs was skipped and versions differ.
+
+    env.libs is skipped without a GPU, but installed versions can be compared without one.
+    """
     if (result["probe"], result["status"]) != ("env.libs", "skipped") or not differing:
         return result
     return {**result, "status": "failed", "failure": "version", "detail": "\n".join(differing), "reason": differing[0]}
 
 
 def is_wrong(result: Result, required: Sequence[str]) -> bool:
-    """Whether a probe failed, or was required and skipped."""
+    """Return whether a probe failed, or was skipped although it is required."""
     return bool(result["status"] == "failed" or (result["status"] == "skipped" and result["probe"] in required))
 
 
 def _rank(result: Result) -> int:
-    """Failed probes first, because they decide; then the list of differing versions; then skipped probes."""
+    """Return the sort key of a result: failed probes first, then env.libs's list of differing versions, then skipped
+    probes."""
     return 2 if result["status"] == "skipped" else int((result["probe"], result["failure"]) == ("env.libs", "version"))
 
 
 def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of `failure_lines` for each result, in the order of _rank; probes with the same lines are merged."""
+    """Return the lines of `failure_lines` for all results, sorted by `_rank`. Probes with equal lines are printed once,
+    with all their names."""
     probes: dict[tuple[str, ...], list[str]] = {}
     for result in sorted(wrong, key=_rank):
         first, *rest = failure_lines(result, remedies)
@@ -97,7 +105,8 @@ def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> li
 
 
 def failure_lines(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines with all faults of a probe's result, and the first matching remedy."""
+    """Return lines that describe a probe's failure: its kind, its faults (at most _MOST_LINES), and the first remedy
+    that applies."""
     cause = " ".join(str(result[key]) for key in ("failure", "signal") if result[key]) or str(result["status"])
     several = (result["detail"] or "").splitlines() if result["failure"] in ("version", "mismatch") else []
     if result["failure"] == "version":
@@ -118,9 +127,9 @@ def _fits(result: Result, when: Mapping[str, str]) -> bool:
 
 
 def visible(variables: Mapping[str, str]) -> str | None:
-    """The value of CUDA_VISIBLE_DEVICES that gives this rank its own device; None to leave it unchanged.
+    """Return the value of CUDA_VISIBLE_DEVICES that gives this rank its own device; None to keep the present value.
 
-    Raises LookupError if there are fewer devices than ranks.
+    Raises LookupError if CUDA_VISIBLE_DEVICES lists several devices, but none for this rank.
     """
     local = _first(variables, _LOCAL_RANKS)
     given = variables.get("CUDA_VISIBLE_DEVICES")
@@ -130,7 +139,7 @@ def visible(variables: Mapping[str, str]) -> str | None:
         return local
     devices = [device.strip() for device in given.split(",")]
     if len(devices) == 1:
-        return None  # each rank already has its own device
+        return None  # the launcher has chosen this device for this rank
     if int(local) >= len(devices):
         raise LookupError(f"local rank {local} has no device of its own: CUDA_VISIBLE_DEVICES is {given}")
     return devices[int(local)]
@@ -147,7 +156,7 @@ def _first(variables: Mapping[str, str], names: Sequence[str]) -> str | None:
 
 
 def _threads() -> int | None:
-    """The number of processors for this rank; None for all."""
+    """Return this rank's equal share of the processors; None (all processors) if LOCAL_WORLD_SIZE is not set."""
     ranks = _first(os.environ, ("LOCAL_WORLD_SIZE",))
     return max(1, processors() // max(1, int(ranks))) if ranks else None
 
@@ -158,7 +167,7 @@ def _place() -> str:
 
 
 def _refuse(who: str, lines: Sequence[str]) -> int:
-    """Print why the check failed with a single write, so that the output of several ranks does not mix."""
+    """Print the lines with a single write, so that the outputs of several ranks do not mix; return the exit status."""
     sys.stderr.write("".join([f"{who}: check failed\n", *(f"  {line}\n" for line in lines)]))
     sys.stderr.flush()
     return FAILED
