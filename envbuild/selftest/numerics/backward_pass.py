@@ -1,6 +1,7 @@
-"""Gradients for a given gradient of the output, which may have its own strides.
+"""Computes gradients for a given gradient of the output, whose strides may differ from those of the output.
 
-torch.autograd.grad imports sympy to check such a gradient, which takes longer than all cases of a short probe.
+If a gradient of the output is passed to torch.autograd.grad, torch imports sympy to check the gradient. This import
+takes longer than all cases of a short probe. The functions here avoid the import.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 
 class _Begin(torch.autograd.Function):
-    """A scalar whose gradient with respect to the output is the given one."""
+    """Returns a scalar 0. In the backward pass, the scalar's gradient with respect to `output` is `gradient`."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -27,12 +28,15 @@ class _Begin(torch.autograd.Function):
 def gradients(
     output: torch.Tensor, leaves: Sequence[torch.Tensor], gradient: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of the leaves. `gradient`: that of the output; raises ValueError if its shape or dtype differs."""
+    """Return the gradients of the leaves. `gradient` is the gradient of the output.
+
+    Raises ValueError if `gradient` and `output` differ in shape or dtype.
+    """
     return torch.autograd.grad(_start(output, gradient), tuple(leaves), retain_graph=retain_graph)
 
 
 def accumulate(output: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add the gradients of the leaves to their present ones, as `output.backward(gradient)` does."""
+    """Add the gradients of the leaves to their `grad`, as `output.backward(gradient)` does."""
     _start(output, gradient).backward()  # type: ignore[no-untyped-call]
 
 

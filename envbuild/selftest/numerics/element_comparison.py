@@ -13,10 +13,12 @@ from envbuild.selftest.numerics.error_pattern import describe
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst element of a comparison: `where` is its index, `wrong` the number of elements outside their bound.
+    """The worst element of a comparison, and how many elements are wrong.
 
-    `beyond_rounding`: the largest error as a share of its tolerance, with the rounding of the exact result subtracted
-    from both; above 1 if an element is wrong. `pattern`: what the wrong elements have in common.
+    `error` and `bound`: the error and the tolerance of the worst element. `where`: its index. `wrong`: the number of
+    elements whose error exceeds their tolerance, of `count` elements. `beyond_rounding`: the largest (error - rounding)
+    / (tolerance - rounding) of all elements, where rounding is the error of rounding the exact result once. It is above
+    1 if an element is wrong. `pattern`: what the wrong elements have in common.
     """
 
     error: float
@@ -40,15 +42,16 @@ class Worst:
         return f"{what} ({self.wrong} of {self.count} wrong{'; ' * bool(self.pattern)}{self.pattern})"
 
 
-_SURELY_RIGHT = 0.999  # share of the tolerance; rounding of the quotient cannot bring a share above 1 below this
-_LEAST = 2.0**-1074  # without a tolerance even the smallest error is wrong
-_SMALLEST = 2.0**-1022  # avoids division by 0
+_SURELY_RIGHT = 0.999  # if the computed error / tolerance is below this, its exact value is below 1
+_LEAST = 2.0**-1074  # the smallest positive error, which is already wrong if there is no tolerance
+_SMALLEST = 2.0**-1022  # smallest divisor, which avoids a division by 0
 
 
 def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> Worst:
-    """Find the worst element by error divided by bound; without a bound by error alone, and any difference is wrong.
+    """Compare `got` with `expected` and find the element with the largest error / bound.
 
-    An unexpected NaN or infinity is always the worst element, because its error is NaN or infinite.
+    Without `bound`, any difference is wrong, and the element with the largest error is the worst one. An element that
+    is unexpectedly NaN or infinite is always the worst one, because its error is NaN or infinite.
     """
     expected = expected.to(torch.float64)
     values = got.detach().to("cpu").to(torch.float64)
@@ -61,9 +64,9 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
     flat = int(severity.argmax())  # the first NaN, if any
     wrong, pattern = 0, ""
     if not float(severity.reshape(-1)[flat]) < (_SURELY_RIGHT if bound is not None else _LEAST):
-        error.masked_fill_(values == expected, 0.0)  # also where both are infinite
+        error.masked_fill_(values == expected, 0.0)  # where both are the same infinity, the difference was NaN
         limit = torch.zeros_like(error) if bound is None else bound.expand_as(error)
-        beyond = ~(error <= limit)  # so that NaN counts as wrong
+        beyond = ~(error <= limit)  # not `error > limit`, because NaN must count as wrong
         severity = error if bound is None else error / limit
         severity = torch.where(torch.isnan(severity), torch.where(beyond, torch.inf, 0.0), severity)
         flat, wrong = int(severity.argmax()), int(beyond.sum())
@@ -88,7 +91,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
 
 
 def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
-    """The result if all elements are exact: the first element represents all of them."""
+    """Return the result of a comparison in which all elements are exact. It reports the first element as the worst."""
     value = _first(expected)
     return Worst(
         error=0.0,
@@ -103,14 +106,18 @@ def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
 
 
 def _first(x: torch.Tensor) -> float:
-    """The first element, by one operation instead of one for each dimension: most comparisons end here."""
+    """Return the first element.
+
+    as_strided is one operation, while indexing would take one for each dimension. Speed matters, because most
+    comparisons are exact and use this function.
+    """
     return float(x.as_strided((), ()))
 
 
 def _beyond_rounding(error: torch.Tensor, bound: torch.Tensor, once: torch.Tensor) -> float:
-    """The largest (error - once) / (bound - once); 0 if `once` explains every error. Overwrites `error`.
+    """Return the largest (error - once) / (bound - once), or 0 if no error exceeds `once`. Overwrites `error`.
 
-    Infinite for NaN, and for an error above a bound that leaves nothing beyond `once`.
+    The result is infinite if an error is NaN, or if an error exceeds a bound that is not larger than `once`.
     """
     left = (bound - once).clamp_(min=_SMALLEST)
     share = float(error.sub_(once).div_(left).max())

@@ -1,4 +1,7 @@
-"""Describes what wrong elements have in common: their positions, their bits, and the likely kind of fault. Pure."""
+"""Describes what wrong elements have in common: their positions, their bits, and the likely kind of fault.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,25 @@ from collections.abc import Iterator
 
 import torch
 
-_TILES = (256, 128, 64, 32, 16)  # sizes of the blocks into which kernels split their work, in elements
+_TILES = (256, 128, 64, 32, 16)  # sizes, in elements, of the blocks into which kernels split their work
 _PERIODS = (*_TILES, 8, 4, 2)
-_LITTLE = 2.0**-6  # relative; errors of float16 and bfloat16 sums are smaller
-_MOST = 0.9  # share of the wrong elements required to name a kind of fault
+_LITTLE = 2.0**-6  # a relative error that sums accumulated in float16 or bfloat16 do not exceed
+_MOST = 0.9  # a kind of fault is named if this share of the wrong elements shows it
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def describe(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, worst: int) -> str:
     """Describe the wrong elements in one line.
 
-    `got` and `expected` have the same shape, `expected` is float64. `wrong` marks the wrong elements, at least one;
-    `worst` is the index of one of them, in C order.
+    `got` and `expected` have the same shape, and `expected` is float64. `wrong` is a mask of the wrong elements, at
+    least one. `worst` is the flat index (in C order) of a wrong element, whose bits are described.
     """
     parts = [*_places(wrong), *_bits(got, expected, worst), *_kind(got, expected, wrong)]
     return "; ".join(parts)
 
 
 def _places(wrong: torch.Tensor) -> Iterator[str]:
-    """For each dimension, describe whether all wrong elements lie in one slice or in regularly spaced slices."""
+    """Yield a text for each dimension in which all wrong elements are in one slice, or in regularly spaced slices."""
     single = int(wrong.sum()) == 1
     for dimension, size in enumerate(wrong.shape):
         others = [other for other in range(wrong.dim()) if other != dimension]

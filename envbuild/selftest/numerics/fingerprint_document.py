@@ -1,9 +1,16 @@
-"""The fingerprint document, which describes the machine and each operation, and its file.
+"""Builds and writes the fingerprint document, which describes the machine and the output of each operation.
 
-{"version": 1, "subject": "operations" or "model", "inputs": sha256 of the inputs, "machine", "ops"}, and each of "ops":
-{"id", "dtype", "shape", "exact": whether only equality is accepted, "backend", "flags": those that are on, "note": why
-a pass or a comparison is missing, or null, "golden": sha256 of its golden output, or null, "teacher", "free": the
-statistics of the two passes from output_statistics.py, or null; "free" with "drift"}.
+The document is {"version": 1, "subject": "operations" or "model", "inputs": sha256 of the inputs, "machine":
+`recording_machine`, "ops": a list}. Each item of "ops" has these keys:
+
+- "id", "dtype", "shape", "backend": of the operation and its output
+- "exact": whether the output must equal the reference exactly
+- "flags": the enabled torch settings (`flags`)
+- "note": why a pass or a comparison is missing, or null
+- "golden": sha256 of the golden output, which is the exact output rounded to the dtype, or null
+- "teacher", "free": statistics (output_statistics.py) of two passes, or null. In the pass "teacher", the input of an
+  operation is the golden output of the previous one. In "free", it is the actual output of the previous one
+- "drift" in "free": the distance of the output from the golden output, or null
 """
 
 from __future__ import annotations
@@ -40,29 +47,34 @@ _FLAGS: dict[str, Callable[[], bool]] = {
 def document(subject: str, inputs: str, device: torch.device, ops: list[dict[str, Any]]) -> dict[str, Any]:
     """Build the document; `subject` is OPERATIONS or MODEL.
 
-    Call it after the operations: libraries are mapped when they are first needed.
+    Call this function after the operations ran, because a library is mapped, and then listed, only after its first use.
     """
     return {"version": VERSION, "subject": subject, "inputs": inputs, "machine": recording_machine(device), "ops": ops}
 
 
 def write(made: Mapping[str, Any], file: str | Path) -> None:
-    """Write the document for `envbuild diff`: strict JSON, keys sorted."""
+    """Write the document as strict JSON with sorted keys, for `envbuild diff`."""
     text = json.dumps(made, allow_nan=False, indent=1, sort_keys=True)
     Path(file).write_text(text + "\n", encoding="utf-8")
 
 
 def flags() -> list[str]:
-    """The enabled torch settings that affect precision or order, as far as this torch has them."""
+    """Return the enabled torch settings that affect the precision or the order of operations.
+
+    Settings that this torch version does not have are left out.
+    """
     found = []
     for name, ask in _FLAGS.items():
-        # AssertionError: torch 2.0 has no such setting. RuntimeError: set through newer ones.
+        # torch 2.0 raises AssertionError for an unknown setting. torch raises RuntimeError for a setting that was
+        # changed through its newer replacement.
         with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
             found += [name] if ask() else []
     return found
 
 
 def recording_machine(device: torch.device) -> dict[str, Any]:
-    """The GPU (null on the CPU), the processor, torch, and the version that each mapped CUDA library reports."""
+    """Describe the machine: the GPU (None for a run on the CPU), the processor, torch, and the version that each mapped
+    CUDA library reports."""
     capability = re.search(r"CPU capability usage: (\S+)", torch.__config__.show())
     copies = [path for path in mapped_library_origins.mapped() if library_of_file(Path(path).name)]
     return {
@@ -91,7 +103,10 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def _first(file: Path, pattern: str) -> str | None:
-    """The first group of the pattern's first match; None if it does not match, or the file cannot be read."""
+    """Return the first group of the pattern's first match in a file.
+
+    The result is None if the pattern does not match, or if the file cannot be read.
+    """
     try:
         match = re.search(pattern, file.read_text(encoding="utf-8", errors="replace"))
     except OSError:

@@ -1,4 +1,5 @@
-"""Integer operations with one correct result on every device, in every dtype and for any order of summation."""
+"""Operations on integers, some stored in floating-point dtypes. Each has exactly one correct result, which does not
+depend on the device, the dtype or the order of summation."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.numerics.reference_products import product
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ROWS, INNER, COLUMNS = 67, 129, 83  # sums of {-1, 0, 1} stay far below 2^8, which bfloat16 holds
+ROWS, INNER, COLUMNS = 67, 129, 83  # sums of 129 products of {-1, 0, 1} are below 2^8, so bfloat16 represents them
 COUNT, KEYS, WIDE = 2048, 97, 16
 MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class IntegerOp:
-    """An operation for which `run(*given)` must equal `expected`, computed with Python integers or
-    reference_products.product on the host.
+    """An operation for which `run(*given)` must equal `expected`.
+
+    `expected` is computed on the host, with Python integers or reference_products.product.
     """
 
     name: str
@@ -32,7 +34,7 @@ class IntegerOp:
 
 
 def integer_operations() -> tuple[IntegerOp, ...]:
-    """Products of {-1, 0, 1} in each dtype, and operations that add, sort, look up and shift integers."""
+    """Return linear layers on {-1, 0, 1} in each dtype, and operations that add, sort, look up and shift integers."""
     keys, values = hashed_inputs.hashes(COUNT, 24) % KEYS, hashed_inputs.hashes(COUNT, 25)
     table = hashed_inputs.ternary((KEYS, WIDE), 26)
     listed, numbers, rows = keys.tolist(), values.tolist(), table.tolist()

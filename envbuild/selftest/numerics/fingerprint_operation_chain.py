@@ -1,7 +1,7 @@
-"""The chain of operations of a fingerprint: those of a small video model.
+"""The chain of operations that a fingerprint runs, which are those of a small video model.
 
-Every operation takes the output of the one before. Weights and the first input are dyadic rationals from counters,
-rounded to the dtype, so they are the same everywhere.
+Every operation takes the output of the previous operation. Weights and the first input are hashes of counters, scaled
+by powers of two and rounded to the dtype. Therefore they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from envbuild.selftest.numerics import float64_reference_operations, hashed_inputs
 from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, Exact
 
-CHANNELS, FRAMES, SIDE = 8, 4, 16  # of the video
+CHANNELS, FRAMES, SIDE = 8, 4, 16  # shape of the input video
 STEM, WIDTH, HIDDEN, HEADS, MIXED = 32, 128, 512, 2, 96
 TOKENS = FRAMES * (SIDE // 2) ** 2
 EPSILON = 2.0**-16
@@ -23,11 +23,11 @@ EPSILON = 2.0**-16
 
 @dataclass(frozen=True)
 class Op:
-    """An operation: `run(x, *weights)` calls torch as a model does; `exact(arithmetic, x, *weights)` is its float64
-    reference.
+    """An operation of the chain.
 
-    Weights are float32 on the host. Both functions are looked up when the chain is built, so they are those of torch at
-    that time.
+    `run(x, *weights)` calls torch as a model does. `exact(arithmetic, x, *weights)` computes the float64 reference.
+    `weights` are float32 on the host. If `run` is a function of torch, it is the one that torch has when the chain is
+    built.
     """
 
     name: str
@@ -37,17 +37,17 @@ class Op:
 
 
 def input_video() -> torch.Tensor:
-    """The video, (1, channels, frames, side, side), float32."""
+    """Return the input video, float32 of shape (1, channels, frames, side, side)."""
     return signed_values((1, CHANNELS, FRAMES, SIDE, SIDE), 1)
 
 
 def signed_values(shape: tuple[int, ...], seed: int, size: float = 1.0) -> torch.Tensor:
-    """float32 in [-size, size); `size` is a power of two."""
+    """Return float32 values in [-size, size). `size` must be a power of two, so that scaling is exact."""
     return hashed_inputs.signed(shape, seed) * size
 
 
 def operation_chain() -> tuple[Op, ...]:
-    """The operations in order; each takes the output of the one before."""
+    """Return the operations in the order in which they run."""
     return (
         Op(
             "conv3d",
@@ -90,7 +90,7 @@ def operation_chain() -> tuple[Op, ...]:
 
 
 def _weights(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of a Linear layer whose output has about the magnitude of its input."""
+    """Return the weight and the bias of a linear layer whose output has about the magnitude of its input."""
     return signed_values((rows, columns), seed, 2**-3), signed_values((rows,), seed + 1)
 
 
@@ -99,7 +99,7 @@ def _conv3d(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _frames(x: torch.Tensor) -> torch.Tensor:
-    """(1, channels, frames, side, side) to (frames, channels, side, side)."""
+    """Reshape (1, channels, frames, side, side) to (frames, channels, side, side)."""
     return x[0].transpose(0, 1).contiguous()
 
 
@@ -112,7 +112,7 @@ def _exact_conv2d(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
-    """(frames, width, side / 2, side / 2) to (1, tokens, width)."""
+    """Reshape (frames, width, side / 2, side / 2) to (1, tokens, width)."""
     return x.permute(0, 2, 3, 1).reshape(1, TOKENS, WIDTH)
 
 
@@ -125,7 +125,7 @@ def _exact_layer_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torc
 
 
 def split_heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(1, tokens, 3 width) to q, k and v, each (1, heads, tokens, width / heads)."""
+    """Split a tensor (1, tokens, 3 width) into q, k and v, each of shape (1, heads, tokens, width / heads)."""
     q, k, v = x.reshape(1, TOKENS, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).contiguous()
     return q, k, v
 
@@ -144,7 +144,7 @@ def _exact_attention(how: Arithmetic, x: torch.Tensor) -> Exact:
 
 
 def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """RMSNorm as models implement it: torch has its own only since 2.4."""
+    """Compute RMSNorm as models implement it themselves. torch's own RMSNorm exists only since torch 2.4."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + EPSILON) * w.float()).to(x.dtype)
 

@@ -1,7 +1,7 @@
-"""Float64 reference results of a model's operations, each with its tolerance.
+"""Computes float64 reference results of a model's operations, each with its tolerance.
 
-They are computed on the host without the kernels under test. All tensors are float64; shapes are those of the
-operation.
+The references are computed on the host, without the kernels under test. All tensors are float64, in the shapes that the
+tested operation uses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from envbuild.selftest.numerics.reference_products import patches, product
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic of an operation.
+    """The arithmetic that the tested operation may use.
 
-    `dtype`: its dtype. `tf32`: whether float32 products may use TF32. `half_sums`: whether a convolution in float16 may
-    keep partial sums in float16, as cuDNN does (tolerances.half_sums).
+    `dtype`: the dtype of its inputs and output. `tf32`: whether float32 products may use TF32. `half_sums`: whether a
+    float16 convolution may keep partial sums in float16, as cuDNN does (tolerances.half_sums).
     """
 
     dtype: torch.dtype
@@ -30,26 +30,29 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Exact:
-    """The float64 result and the tolerance of each element; the bound has the result's shape or broadcasts to it."""
+    """An exact result: `value` is the float64 result, and `bound` is the tolerance of each element.
+
+    `bound` has the shape of `value` or can be broadcast to it.
+    """
 
     value: torch.Tensor
     bound: torch.Tensor
 
 
 def matmul(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
-    """(..., k) times (k, n)."""
+    """Multiply x (..., k) by w (k, n)."""
     flat, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], w.shape[1])
     value, magnitude = product(flat, w), product(flat.abs(), w.abs())
     return Exact(value.reshape(shape), tolerances.gemm(value, magnitude, len(w), how.dtype, how.tf32).reshape(shape))
 
 
 def linear(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
-    """x w^T + b with w (n, k)."""
+    """Compute x w^T + b for w (n, k)."""
     return _biased(how, matmul(how, x, w.t()), b)
 
 
 def _biased(how: Arithmetic, before: Exact, bias: torch.Tensor) -> Exact:
-    """Add a bias. The product may be rounded before the addition, and the sum is rounded again."""
+    """Add a bias to the result `before`. The tolerance allows that the kernel rounds both the product and the sum."""
     value = before.value + bias
     rounded = tolerances.rounding(value, how.dtype) + tolerances.gamma(1, tolerances.ACCUMULATOR) * bias.abs()
     return Exact(value, before.bound + rounded)
@@ -58,9 +61,10 @@ def _biased(how: Arithmetic, before: Exact, bias: torch.Tensor) -> Exact:
 def convolution(
     how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, stride: int = 1, padding: int = 1
 ) -> Exact:
-    """Convolution of any dimension, x (batch, in, ...) and w (out, in, ...), as one product with gathered patches.
+    """Convolve x (batch, in, ...) with w (out, in, ...), in any number of dimensions, as one product with patches of x.
 
-    Winograd and Fourier transforms mix neighbouring elements, so each element's bound uses the largest |A||B|.
+    Winograd and Fourier transforms mix neighbouring elements. Therefore the tolerance of each element uses the largest
+    element of |A| |B|, where A and B are the factors of the product.
     """
     rank = w.dim() - 2
     gathered, places = patches(x, w.shape[2:], [stride] * rank, [padding] * rank)
@@ -89,7 +93,7 @@ def gelu_tanh(how: Arithmetic, x: torch.Tensor) -> Exact:
 
 
 def layer_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, epsilon: float) -> Exact:
-    """Over the last dimension."""
+    """Compute LayerNorm over the last dimension."""
     centred = x - x.mean(dim=-1, keepdim=True)
     sigma = (centred.square().mean(dim=-1, keepdim=True) + epsilon).sqrt()
     value = centred / sigma * w + b
@@ -100,7 +104,7 @@ def layer_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tenso
 
 
 def rms_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, epsilon: float) -> Exact:
-    """Over the last dimension."""
+    """Compute RMSNorm over the last dimension."""
     value = x / (x.square().mean(dim=-1, keepdim=True) + epsilon).sqrt() * w
     return Exact(
         value, tolerances.rounding(value, how.dtype) + tolerances.norm(value.abs(), x.shape[-1], 1, how.dtype, 0)
@@ -108,19 +112,19 @@ def rms_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, epsilon: float) 
 
 
 def softmax(how: Arithmetic, x: torch.Tensor) -> Exact:
-    """Over the last dimension."""
+    """Compute softmax over the last dimension, with its tolerance."""
     value = probabilities(x)
     return Exact(value, tolerances.rounding(value, how.dtype) + tolerances.softmax(value, x))
 
 
 def probabilities(x: torch.Tensor) -> torch.Tensor:
-    """The softmax over the last dimension."""
+    """Return the softmax over the last dimension, without a tolerance."""
     powers = torch.exp(x - x.amax(dim=-1, keepdim=True))
     return powers / powers.sum(dim=-1, keepdim=True)
 
 
 def attention(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
-    """softmax(q k^T / sqrt(d)) v, all (batch, heads, length, d)."""
+    """Compute softmax(q k^T / sqrt(d)) v for q, k and v of shape (batch, heads, length, d)."""
     shape = (*q.shape[:-1], v.shape[-1])
     heads = zip(*(part.reshape(-1, *part.shape[-2:]) for part in (q, k, v)))
     found = [_one_head(how, *head) for head in heads]
@@ -129,10 +133,12 @@ def attention(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
 
 def _one_head(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
-    """Attention of one head. The bound allows an implementation that keeps everything in the dtype.
+    """Compute attention of one head. The tolerance allows an implementation that keeps all intermediate results in the
+    dtype.
 
-    Such an implementation rounds a logit four times (q, k, their product, its scaling), which changes its exponential
-    and the sum of all exponentials, and rounds three more times (u) before the product with v.
+    Such an implementation rounds four times before it has a logit: q, k, their product, and the scaled product. These
+    roundings change the exponential of the logit and the sum of all exponentials. It rounds three more times (u each)
+    before the product with v.
     """
     (length, depth), u = k.shape, tolerances.factor_roundoff(how.dtype, how.tf32)
     scale = 1 / math.sqrt(depth)

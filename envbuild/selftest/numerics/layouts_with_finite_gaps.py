@@ -1,25 +1,27 @@
-"""Copies of tensors with other strides. Gaps hold large numbers, so that a kernel that adds them gives a wrong result.
+"""Copies tensors to different memory layouts. The gaps between elements hold large numbers, so that the result is wrong
+if a kernel adds an element of a gap.
 
-The numbers are finite because oneDNN's product of bfloat16 matrices on AMX reads beyond the rows of a matrix with gaps,
-and multiplies what it reads by 0 (torch 2.13; 40 x 136 by 136 x 40). With NaN in the gaps its result was NaN.
+The numbers are finite because of oneDNN's product of bfloat16 matrices on AMX (torch 2.13; 40 x 136 by 136 x 40). It
+reads beyond the rows of a matrix with gaps, and multiplies the numbers that it reads there by 0. With NaN in the gaps,
+its result was NaN.
 """
 
 from __future__ import annotations
 
 import torch
 
-# Layouts of the last two dimensions. "shifted" begins one element late, so that nothing is aligned to more than an
-# element.
+# Layouts of the last two dimensions. "shifted" begins one element after the start of its buffer, so that its address is
+# a multiple of the element size, but of no larger power of two.
 MATRICES = ("contiguous", "transposed", "rows apart", "columns apart", "elements apart", "shifted")
 BATCHES = (*MATRICES, "matrices apart", "batch inside")  # layouts of the last three dimensions
 VECTORS = ("contiguous", "shifted", "elements apart")
 
 GAP = 8192.0
-_APART = 3  # elements or rows
+_APART = 3  # elements between two rows, or rows between two matrices
 
 
 def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Copy a tensor to a different layout. Raises ValueError for an unknown layout."""
+    """Return a copy of the tensor in this layout. Raises ValueError for an unknown layout."""
     if layout == "contiguous":
         return x.contiguous()
     if layout in ("transposed", "columns apart"):
@@ -39,5 +41,5 @@ def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _between(x: torch.Tensor, *shape: int) -> torch.Tensor:
-    """A buffer filled with a value that kernels must not read."""
+    """Return a buffer filled with a number that must not affect results."""
     return x.new_full(shape, GAP if x.is_floating_point() else 77)

@@ -1,4 +1,5 @@
-"""Copies of tensors with other strides, offsets and gaps in memory. Gaps are NaN, so that reading them is detected."""
+"""Copies tensors to different memory layouts. The gaps between elements hold NaN, so that a result is NaN if a kernel
+uses an element of a gap."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 
 def with_nan_gaps(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """`values` in one of LAYOUTS, on the same device. Raises KeyError for an unknown layout."""
+    """Return a copy of `values` in a layout of LAYOUTS, on the same device. Raises KeyError for an unknown layout."""
     return LAYOUTS[layout](values)
 
 
@@ -18,13 +19,13 @@ def _last_swapped(values: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_apart(values: torch.Tensor) -> torch.Tensor:
-    """A slice of a tensor that is larger by 8 in the last two dimensions."""
+    """Return the values as a slice of a tensor that is larger by 8 in each of the last two dimensions."""
     whole = values.new_full((*values.shape[:-2], values.shape[-2] + 8, values.shape[-1] + 8), math.nan)
     return whole[..., : values.shape[-2], : values.shape[-1]].copy_(values)
 
 
 def _batch_apart(values: torch.Tensor) -> torch.Tensor:
-    """Every second element of the first dimension of a tensor."""
+    """Return the values as every second slice of a tensor that is twice as long in the first dimension."""
     return values.new_full((2 * len(values), *values.shape[1:]), math.nan)[::2].copy_(values)
 
 
@@ -38,12 +39,12 @@ def _shifted_by_one(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted_by_eight(values: torch.Tensor) -> torch.Tensor:
-    """An offset of 16 bytes for 2-byte types: the alignment that kernels with vector loads require."""
+    """Shift by 8 elements. For 2-byte dtypes, these are 16 bytes: the alignment that kernels with vector loads need."""
     return _shifted(values, 8)
 
 
 def _channels_last(values: torch.Tensor) -> torch.Tensor:
-    """The second dimension comes last in memory."""
+    """Store the second dimension (the channels) last in memory."""
     return values.movedim(1, -1).contiguous().movedim(-1, 1)
 
 

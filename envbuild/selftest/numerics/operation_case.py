@@ -1,4 +1,4 @@
-"""A call of an operation with its inputs and exact results, and its check on a device."""
+"""Test cases: a call of an operation with its inputs and exact results. `check` runs a case on a device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _NO_ERROR = torch.zeros((), dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Case:
-    """A test case: `run(*given)` must give the results of `exact(*given)`, by name and within their tolerances.
+    """A test case: each result of `run(*given)` must be within the tolerance of the result of `exact(*given)` that has
+    the same name.
 
-    `given` is on the host. `run` receives it on the device, `exact` on the host with all floating-point numbers as
-    float64. tests/selftest/numerics/test_operation_case.py checks for every case that one changed input element is
-    detected.
+    `given` is on the host. `run` receives copies on the device. `exact` receives copies on the host, in which all
+    floating-point numbers are float64. For the fixed cases, tests/selftest/numerics/test_operation_case.py checks that
+    a change of one input element changes a result beyond its tolerance.
     """
 
     name: str
@@ -36,17 +37,18 @@ class Case:
 
 
 def without_rounding(value: torch.Tensor) -> Exact:
-    """An exact result: every device, dtype and order of summation must give it."""
+    """Return a result with a tolerance of 0. It must not depend on the device, the dtype or the order of summation."""
     return Exact(value, _NO_ERROR)
 
 
 def worst(got: Mapping[str, torch.Tensor], expected: Mapping[str, Exact]) -> dict[str, Worst]:
-    """The worst element of each result. Raises KeyError for a missing result, ValueError for a wrong shape."""
+    """Return the worst element of each result. Raises KeyError for a missing result, ValueError for a wrong shape."""
     return {name: compare(got[name], exact.value, exact.bound) for name, exact in expected.items()}
 
 
 def check(context: Context, case: Case, may_refuse: Refusal = is_unsupported) -> None:
-    """Run a case on the context's device, record each result, and fail those out of tolerance."""
+    """Run a case on the context's device, record a figure for each result, and record a fault for each result that
+    exceeds its tolerance."""
     label = f"{short_name(case.dtype)} {case.name}"
     given = [values.to(context.device) for values in case.given]
     with context.step(label, may_refuse) as step:

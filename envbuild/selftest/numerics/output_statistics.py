@@ -1,7 +1,8 @@
-"""Summarises an operation's output in numbers that two machines can compare without the tensor, for fingerprints.
+"""Summarises an operation's output for a fingerprint, in numbers that can be compared with those of another machine
+without the tensor.
 
-Errors are counted in ULP: the distance between neighbouring numbers of the dtype at the reference, which is the float64
-result rounded to that dtype.
+The histogram counts errors in ULP (units in the last place). One ULP is the distance between neighbouring numbers of
+the dtype, at the float64 result rounded to the dtype.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ SAMPLES = 8
 
 
 def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, Any]:
-    """Statistics of an output that need no reference. `fed`: number of NaN or +inf elements in the inputs.
+    """Return statistics of an output that need no reference.
 
-    `samples` values are taken at evenly spaced positions that depend only on the number of elements.
+    `fed`: the number of NaN or +inf elements in the inputs. The result contains `samples` values of the output, at
+    evenly spaced positions that depend only on the number of elements.
     """
     got = got.detach().to("cpu")
     wide = got.to(torch.float64).reshape(-1)
@@ -47,10 +49,11 @@ def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, An
 def judged(
     got: torch.Tensor, fed: int, exact: torch.Tensor, bound: torch.Tensor, samples: int = SAMPLES, masks: bool = True
 ) -> dict[str, Any]:
-    """The result of `observe`, plus the error against the float64 result and its bound, unless the shapes differ.
+    """Return the result of `observe`, and under "against" the comparison with the float64 result and its tolerance.
 
-    Elements whose exact result is not finite have no required value; `nonfinite` counts those that are not finite here
-    either. With `masks`, minus infinity does not count where the exact result is minus infinity too.
+    "against" is None if the shapes differ. If an exact element is not finite, every value is accepted for this element;
+    "nonfinite" in "against" counts those of these elements whose value is not finite either. With `masks`, elements
+    that are minus infinity in both tensors are not counted.
     """
     seen = observe(got, fed, samples)
     if got.shape == exact.shape:
@@ -88,15 +91,16 @@ def _against(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> dic
 
 
 def _ratios(error: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Error divided by bound for each element; infinite for NaN, and for any error where the bound is 0."""
+    """Return error / bound of each element. It is infinite for a NaN error, and for any error where the bound is 0."""
     ratio = torch.where(error == 0, torch.zeros_like(error), error / bound)
     return torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
 
 
 def ulps(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """(got - rounded) / spacing for each element, float64; `rounded` is `exact` in the dtype of `got`.
+    """Return (got - rounded) / spacing of each element, in float64.
 
-    An integer dtype has a spacing of 1.
+    `rounded` is `exact` rounded to the dtype of `got`. The spacing is the distance of neighbouring numbers of this
+    dtype at `rounded`; for integer dtypes it is 1.
     """
     rounded = exact.to(got.dtype).to(torch.float64)
     difference = got.to(torch.float64) - rounded
@@ -109,9 +113,10 @@ def ulps(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def histogram(values: torch.Tensor) -> dict[str, int]:
-    """Number of values in each bin: "0" for zero; "3" and "-3" for 4 <= |value| < 8, and so on; below 1 counts as "1".
+    """Count the values in bins by magnitude.
 
-    Non-finite values are in no bin.
+    Zeros are in bin "0". Positive values of 2^(n-1) to below 2^n are in bin "n", and negative ones in bin "-n": 4 to
+    below 8 is bin "3". Nonzero values below 1 in magnitude are in bin "1" or "-1". Non-finite values are not counted.
     """
     values = values.reshape(-1)
     values = values[torch.isfinite(values)]
@@ -121,19 +126,25 @@ def histogram(values: torch.Tensor) -> dict[str, int]:
 
 
 def relative_error(got: torch.Tensor, exact: torch.Tensor) -> float | str:
-    """Root mean square of the error divided by that of the exact values; "nan" if a value is not finite."""
+    """Return the root mean square of the error divided by the root mean square of the exact values.
+
+    The result is "nan" if an exact value is not finite or a computed value is NaN.
+    """
     exact = exact.to(torch.float64)
     error, size = float((got.to(torch.float64) - exact).norm()), float(exact.norm())
     return short(error / size if size else math.inf if error else 0.0)
 
 
 def short(value: torch.Tensor | float) -> float | str:
-    """Round to six digits, more than an error measure needs."""
+    """Round to six significant digits, which are more than an error measure needs."""
     return json_number(float(f"{float(value):.6g}"))
 
 
 def tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor inside tuples, lists, mappings and objects with fields, with its path: "", ":0", ":logits"."""
+    """Yield (path, tensor) for every tensor inside tuples, lists, mappings and dataclasses.
+
+    A path is "" for `value` itself, ":0" for its first item, and ":logits" for a key or field.
+    """
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -148,7 +159,7 @@ def tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def not_finite(*values: object) -> int:
-    """Number of NaN and infinite values; minus infinity does not count, because masks contain it."""
+    """Count the NaN and +inf elements. Minus infinity does not count, because attention masks contain it."""
     found = 0
     for value in values:
         for _, tensor in tensors(value):
@@ -158,10 +169,10 @@ def not_finite(*values: object) -> int:
 
 
 def first_fault(ops: list[Mapping[str, Any]]) -> dict[str, str] | None:
-    """The first operation whose output exceeds its bound, or is not finite although its inputs are; None if all are
-    right.
+    """Return the first operation with a fault (see `output_fault`); None if no operation has one.
 
-    The result is {"op", "pass", "kind", "reason"} with a kind of probe_outcome_and_figures.FAILURES.
+    The result is {"op": its id, "pass": "teacher" or "free", "kind", "reason"}. The kind is one of
+    probe_outcome_and_figures.FAILURES.
     """
     for op in ops:
         for name in ("teacher", "free"):
@@ -172,7 +183,11 @@ def first_fault(ops: list[Mapping[str, Any]]) -> dict[str, str] | None:
 
 
 def output_fault(op: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The fault of one output: a kind of probe_outcome_and_figures.FAILURES and a sentence; None if it is right."""
+    """Return the fault of one output: its kind, one of probe_outcome_and_figures.FAILURES, and a sentence.
+
+    An output has a fault if its dtype or shape is wrong, if an element exceeds its tolerance, or if an element is not
+    finite although the inputs are. The result is None without a fault.
+    """
     if (seen["dtype"], seen["shape"]) != (op["dtype"], op["shape"]):
         return "mismatch", "output is {dtype} {shape}, ".format(**seen) + "should be {dtype} {shape}".format(**op)
     against = seen["against"]

@@ -1,9 +1,9 @@
-"""Selects the cases of an operation that a run tests: points of a parameter space, chosen to cover pairs of values.
+"""Selects the test cases of an operation, which are points of a parameter space, so that they cover pairs of values.
 
 Most software faults depend on one or two parameters (Kuhn, Wallace and Gallo, "Software fault interactions and
-implications for software testing", IEEE TSE 30(6), 2004). Points that together contain each pair of values of two
-dimensions find those faults; a different seed selects different points. torch's OpInfo and CUTLASS's profiler list
-their cases instead.
+implications for software testing", IEEE TSE 30(6), 2004). Such faults are found by a set of points that contains each
+pair of values of two parameters. A different seed selects different points. torch's OpInfo and CUTLASS's profiler use
+fixed lists of cases instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from envbuild.selftest.numerics.operation_case import Case
 
 Point = Mapping[str, Any]
 
-_CANDIDATES = 24  # points drawn for each selected point
-_DRAWS = 200  # attempts to draw a possible point
+_CANDIDATES = 24  # random points from which each selected point is chosen
+_DRAWS = 200  # maximum number of attempts to draw a possible point
 
 
 def _always(point: Point) -> bool:
@@ -33,9 +33,9 @@ def _always(point: Point) -> bool:
 class Operation:
     """An operation and its parameter space.
 
-    `make(point, seed)`: builds the case for one combination of parameter values. `space`: maps each dimension to its
-    values; only `possible` combinations (points) are used. `counts`: the number of points for each level; a level
-    without a count tests none.
+    `space` maps each dimension (parameter) to its values. A point has one value for each dimension; only points for
+    which `possible` returns true are used. `make(point, seed)` builds the test case of a point. `counts` maps a level
+    to its number of points; a level that is missing there tests none.
     """
 
     name: str
@@ -47,8 +47,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Sample:
-    """The points of an operation that a run tests, and the number of pairs of values that they cover, `of` all possible
-    pairs.
+    """The points of an operation that a run tests.
+
+    `covered`: the number of pairs of values that occur in these points. `of`: the number of all possible pairs.
     """
 
     points: tuple[Point, ...]
@@ -57,9 +58,10 @@ class Sample:
 
 
 def sample(operation: Operation, count: int, seed: int) -> Sample:
-    """Select `count` points: of several random points, each time the one that covers most new pairs.
+    """Select `count` points. Each is the one of _CANDIDATES random points that covers the most pairs not yet covered.
 
-    The result is the same on every machine for the same seed. Raises ValueError if no possible point is found.
+    When all pairs are covered, further points are random. The result depends only on the operation, `count` and `seed`.
+    Raises ValueError if no possible point is found.
     """
     numbers = random.Random(f"{operation.name} {seed}")
     left = all_pairs(operation)
@@ -74,15 +76,16 @@ def sample(operation: Operation, count: int, seed: int) -> Sample:
 
 
 def cases(operation: Operation, points: Sequence[Point], seed: int) -> Iterator[Case]:
-    """The case at each point, each with different inputs."""
+    """Yield the case of each point. Each case gets its own seed, so that the inputs differ."""
     for number, point in enumerate(points):
         yield operation.make(point, seed + number)
 
 
 def check(context: Context, operations: Sequence[Operation], may_refuse: Refusal = is_unsupported) -> None:
-    """Run and judge the cases sampled for the job's level and seed; the trait `coverage` counts them and their pairs.
+    """Run and judge the cases that are sampled for the job's level and seed.
 
-    Only the worst figure of each operation and dtype is kept, because a record must not hold thousands of cases.
+    The probe's trait `coverage` records the number of cases and of covered pairs. Only the worst figure of each
+    operation and dtype is kept, because thousands of figures would make the record too large.
     """
     coverage = context.traits.setdefault("coverage", {})
     for operation in operations:
@@ -96,10 +99,10 @@ def check(context: Context, operations: Sequence[Operation], may_refuse: Refusal
 
 
 class PairSet:
-    """A set of pairs of values of two dimensions of a space.
+    """A set of pairs of values, where the two values of a pair belong to different dimensions of a space.
 
-    Each value has a number and a row of bits, one for each value with which it forms a pair. Rows make counting a
-    point's pairs fast, which sampling does for thousands of points.
+    Each value has a number and a row of bits. Bit n of the row is set if the value and the value with number n are a
+    pair of the set. Sampling counts the pairs of thousands of points, which is fast with these rows.
     """
 
     def __init__(self, space: Mapping[str, Sequence[Any]]) -> None:
@@ -111,28 +114,28 @@ class PairSet:
         return sum(map(_bit_count, self._rows)) // 2
 
     def has(self, one: str, a: Any, other: str, b: Any) -> bool:
-        """Whether value `a` of dimension `one` and value `b` of dimension `other` are a pair of the set."""
+        """Return whether value `a` of dimension `one` and value `b` of dimension `other` are a pair of the set."""
         return bool(self._rows[self._numbers[one][a]] >> self._numbers[other][b] & 1)
 
     def count(self, point: Point) -> int:
-        """Number of pairs of this point that are in the set."""
+        """Return how many pairs of the point's values are in the set."""
         values, mask = self._encode(point)
         return sum(_bit_count(self._rows[value] & mask) for value in values) // 2
 
     def add(self, point: Point) -> None:
-        """Add all pairs of this point."""
+        """Add all pairs of the point's values."""
         values, mask = self._encode(point)
         for value in values:
             self._rows[value] |= mask ^ (1 << value)
 
     def remove(self, point: Point) -> None:
-        """Remove those pairs of this point that are in the set."""
+        """Remove all pairs of the point's values; pairs that are not in the set are ignored."""
         values, mask = self._encode(point)
         for value in values:
             self._rows[value] &= ~mask
 
     def _encode(self, point: Point) -> tuple[list[int], int]:
-        """The numbers of a point's values, and their bit mask."""
+        """Return the numbers of the point's values, and a mask with one bit for each of these numbers."""
         values = [self._numbers[name][value] for name, value in point.items()]
         return values, sum(1 << value for value in values)
 
@@ -142,7 +145,10 @@ def _bit_count(bits: int) -> int:
 
 
 def all_pairs(operation: Operation) -> PairSet:
-    """Every pair of values that occurs in a possible point, as far as random points show it."""
+    """Return the pairs of values that occur in a possible point.
+
+    Possible points are searched at random, so a pair that occurs in very few of them can be missed.
+    """
     numbers = random.Random(operation.name)
     found = PairSet(operation.space)
     for (one, values), (other, more) in itertools.combinations(operation.space.items(), 2):
@@ -165,6 +171,6 @@ def _draw(operation: Operation, numbers: random.Random) -> dict[str, Any]:
 
 
 def _any(operation: Operation, numbers: random.Random) -> dict[str, Any]:
-    # random() is the same in every version of Python; choice() has no such guarantee.
+    # Python guarantees that random() gives the same numbers in every version. It does not guarantee that for choice().
     draw = numbers.random
     return {name: values[int(draw() * len(values))] for name, values in operation.space.items()}

@@ -1,4 +1,4 @@
-"""sha256 of the contents of tensors."""
+"""Computes the sha256 of the contents of tensors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import torch
 
 
 def digest(values: torch.Tensor) -> str:
-    """sha256 of integer values as int16 in C order, independent of their dtype and device."""
+    """Return the sha256 of integer values, converted to int16 in C order.
+
+    It does not depend on the tensor's dtype and device.
+    """
     return raw_digest(values.detach().to("cpu", torch.int16))
 
 
 def raw_digest(*tensors: torch.Tensor) -> str:
-    """sha256 of the tensors' bytes in C order (little-endian, as every platform of torch is)."""
+    """Return the sha256 of the tensors' bytes in C order. The bytes are little-endian on every platform of torch."""
     whole = hashlib.sha256()
     for values in tensors:
         flat = values.detach().to("cpu").contiguous()

@@ -1,8 +1,8 @@
-"""Results that torch computes wrongly on a kind of device. The self-test leaves them out, so that a working machine
-passes.
+"""Lists results that torch itself computes wrongly on a type of device. The self-test leaves these results out, so that
+a working machine passes.
 
-docs/cases.md contains the table. tests/selftest/numerics/test_torch_fault_exclusions.py reproduces each row in torch
-alone, and is skipped where torch is right.
+docs/cases.md contains the same list as a table. tests/selftest/numerics/test_torch_fault_exclusions.py reproduces each
+fault with torch alone. Such a test is skipped if torch's result is correct.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 class KnownFault:
     """A known fault: torch computes these `results` of `operation` wrongly on devices of type `device`.
 
-    It applies where each dimension of `where` has one of its values and none of `unless` has. `torch`: the release that
-    shows the fault; earlier ones were not tested.
+    The fault affects a combination of parameter values if each parameter in `where` has one of the values listed there,
+    and no parameter in `unless` has one of the values listed there. `torch`: the release in which the fault was
+    observed; earlier releases were not tested.
     """
 
     name: str
@@ -32,7 +33,7 @@ class KnownFault:
     unless: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def covers(self, at: Mapping[str, Any]) -> bool:
-        """Whether `at`, a point and the values that the operation adds to it, is left out."""
+        """Return whether the fault affects `at`, which maps each parameter of a test case to its value."""
         within = all(at[name] in values for name, values in self.where.items())
         return within and not any(at[name] in values for name, values in self.unless.items())
 
@@ -57,15 +58,16 @@ KNOWN_FAULTS = (
         },
         unless={"kernel": ((1, 1, 1),)},
     ),
-    # oneDNN 3.12, jit_avx512_common_conv_bwd_weights_kernel_f32_t::compute_od_loop_partial: while the kernel still
-    # overlaps the front padding, a count of taps above min(kernel depth, output depth) is taken for the end of that
-    # padding. Kernel and pointer then move by stride - padding % stride too far, and the count passes the end of the
-    # kernel. Affected shapes from conv_argument_space.py: kernel depth 7, stride 2, padding 3, output depth 5 to 7.
-    # Plain convolutions have the same fault, but conv_argument_space.py makes deeper inputs for them.
+    # The fault is in oneDNN 3.12, jit_avx512_common_conv_bwd_weights_kernel_f32_t::compute_od_loop_partial. While the
+    # convolution kernel still overlaps the front padding, oneDNN counts its taps (elements in depth). If the count
+    # exceeds min(kernel depth, output depth), oneDNN assumes that the padding has ended. It then moves the kernel and
+    # the pointer too far, by stride - padding % stride, and the count passes the end of the kernel. Affected shapes of
+    # conv_argument_space.py: kernel depth 7, stride 2, padding 3, output depth 5 to 7. Plain convolutions have the same
+    # fault, but conv_argument_space.py gives them deeper inputs, which are not affected.
     KnownFault(
         name="transposed convolution of a short volume with a deep kernel",
         operation="convolution",
-        results=("gradient of the weights", "gradient of the bias"),  # oneDNN computes both in one call
+        results=("gradient of the weights", "gradient of the bias"),  # one call of oneDNN computes both
         device="cpu",
         torch="2.13.0",
         reason="wrong numbers, and the process may die of a corrupt heap: float32 and bfloat16 on a processor with "
@@ -80,8 +82,9 @@ KNOWN_FAULTS = (
             "dtype": (torch.float32, torch.bfloat16),
         },
     ),
-    # A fault of torch, not of oneDNN: torch's own convolution is used where the output padding is not below the stride
-    # (ConvParams::is_output_padding_big), and accumulates the images in a gradient of the dtype.
+    # This is a fault of torch, not of oneDNN. If the output padding is not below the stride
+    # (ConvParams::is_output_padding_big), torch uses its own convolution. This convolution adds up the gradients of all
+    # images in the dtype, without a wider accumulator.
     KnownFault(
         name="transposed convolution of many images with an output padding of a stride or more",
         operation="convolution",
@@ -95,9 +98,9 @@ KNOWN_FAULTS = (
             "dtype": (torch.float16, torch.bfloat16),
         },
     ),
-    # https://github.com/uxlfoundation/oneDNN/issues/6035: for channels last the workspace is sized for the channels,
-    # but addressed in blocks of 8 or 16. Only where strides divide the sizes of the input, or of a transposed
-    # convolution's output.
+    # https://github.com/uxlfoundation/oneDNN/issues/6035: for channels last, oneDNN allocates a workspace for the
+    # actual number of channels, but addresses it in blocks of 8 or 16 channels. This happens only if the strides divide
+    # the sizes of the input, or of the output of a transposed convolution.
     KnownFault(
         name="1x1 convolution with a stride, channels last",
         operation="convolution",
@@ -110,12 +113,13 @@ KNOWN_FAULTS = (
             "rank": (2,),
             "kernel": ((1, 1, 1),),
             "stride": ((2, 2, 2), (3, 3, 2), (2, 1, 1), (1, 2, 3)),
-            "groups": ("one", "depthwise", "depthwise twice"),  # depthwise: of one channel
+            "groups": ("one", "depthwise", "depthwise twice"),  # depthwise: only with a single channel
             "input": ("channels last", "channels last apart"),
             "dtype": (torch.float32,),
         },
     ),
-    # https://github.com/pytorch/pytorch/issues/191763. The steps of the loop are compared instead.
+    # https://github.com/pytorch/pytorch/issues/191763. Instead of the fused implementation, the self-test checks the
+    # implementation that loops over the parameters.
     KnownFault(
         name="fused SGD of half-precision parameters",
         operation="SGD of half precision",
@@ -125,7 +129,7 @@ KNOWN_FAULTS = (
         reason="wrong numbers: whole vectors of parameters are not updated (pytorch issue 191763)",
         where={"implementation": ("fused",), "dtype": (torch.float16, torch.bfloat16)},
     ),
-    # The product of a single row in float32 is computed instead.
+    # Instead, the self-test checks the product of a single row in float32.
     KnownFault(
         name="product by index_reduce of a single row",
         operation="blocks by index",
@@ -140,7 +144,7 @@ KNOWN_FAULTS = (
         },
         unless={"count": (1,)},
     ),
-    # Rows of the result have the values of the first one. The image with rows and columns exchanged is resized instead.
+    # All rows of the result have the values of the first row. Instead, the self-test resizes the transposed image.
     KnownFault(
         name="antialiased resizing to a single column, except with channels last",
         operation="interpolation",
@@ -151,7 +155,7 @@ KNOWN_FAULTS = (
         where={"mode": ("linear antialias", "bicubic antialias"), "to one column": (True,)},
         unless={"channels innermost": (True,)},
     ),
-    # https://github.com/pytorch/pytorch/issues/188344. The gradient of a contiguous copy is computed instead.
+    # https://github.com/pytorch/pytorch/issues/188344. Instead, the self-test checks the gradient of a contiguous copy.
     *(
         KnownFault(
             name="average of padded windows, channels last",
@@ -179,6 +183,6 @@ KNOWN_FAULTS = (
 
 
 def uncomputed_results(operation: str, device: str, at: Mapping[str, Any]) -> frozenset[str]:
-    """The names of the results of an operation that are not computed for one combination of parameter values (`at`)."""
+    """Return the names of the results of an operation that the self-test leaves out for the parameter values `at`."""
     rows = (row for row in KNOWN_FAULTS if (row.operation, row.device) == (operation, device))
     return frozenset(result for row in rows if row.covers(at) for result in row.results)
