@@ -1,7 +1,7 @@
 """Lists results that torch itself computes wrongly on a type of device. The self-test leaves these results out, so that
 a working machine passes.
 
-docs/cases.md contains the same list as a table. tests/selftest/numerics/test_torch_fault_exclusions.py reproduces each
+docs/cases.md contains the same list. tests/selftest/numerics/test_torch_fault_exclusions.py reproduces each
 fault with torch alone. Such a test is skipped if torch's result is correct.
 """
 
@@ -113,7 +113,7 @@ KNOWN_FAULTS = (
             "rank": (2,),
             "kernel": ((1, 1, 1),),
             "stride": ((2, 2, 2), (3, 3, 2), (2, 1, 1), (1, 2, 3)),
-            "groups": ("one", "depthwise", "depthwise twice"),  # depthwise: only with a single channel
+            "groups": ("one", "depthwise", "depthwise twice"),  # depthwise only with one channel
             "input": ("channels last", "channels last apart"),
             "dtype": (torch.float32,),
         },
