@@ -1,4 +1,7 @@
-"""Determines from the failures of a staged run what is faulty: GPUs, their links, NCCL, or the image. Pure."""
+"""Determines what is faulty if distributed stages fail: a GPU, a link between GPUs, NCCL, or the image.
+
+A stage runs one set of ranks with one backend and one set of NCCL settings. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from dataclasses import dataclass, field
 
 from envbuild.selftest.distributed.nccl_log import NcclLog
 
-# A failed stage is repeated with each of these settings. NCCL uses SHM only without P2P, so disabling SHM is
-# informative only if P2P is disabled as well. Disabling P2P may also disable NVLS, which uses the same links: therefore
-# NVLS is also disabled alone, and if that helps the cause is NVLS, even if other settings help too.
+# A failed stage is repeated with each of these groups of settings. NCCL uses SHM only where it cannot use P2P, so SHM
+# is disabled only together with P2P. Disabling P2P may also disable NVLS, which uses the same links. Therefore NVLS is
+# also disabled alone. If the stage then passes, the cause is NVLS, even if the stage passes with the other settings
+# too.
 RETRIES = (
     ("NCCL_P2P_DISABLE=1",),
     ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"),
@@ -25,7 +29,11 @@ _BLAMED = (
 
 @dataclass(frozen=True)
 class StageFault:
-    """A rank's failure: `member` is its GPU or process, `kind` one of probe_outcome_and_figures.FAILURES."""
+    """The failure of a rank.
+
+    `member`: the number of its GPU, or of its process on the CPU. `step`: the step that failed. `kind`: one of
+    probe_outcome_and_figures.FAILURES.
+    """
 
     rank: int
     member: int
@@ -37,7 +45,11 @@ class StageFault:
 
 @dataclass(frozen=True)
 class Stage:
-    """A world that was run. `faults` are those of the ranks that caused its failure, the earliest first."""
+    """A stage that was run.
+
+    `members`: the GPUs, or the processes on the CPU. `faults`: the faults of the ranks that caused the stage to fail,
+    the earliest first; empty if the stage passed.
+    """
 
     backend: str
     members: tuple[int, ...]
@@ -56,8 +68,10 @@ class Stage:
 class StageVerdict:
     """The localised fault.
 
-    `layer`: nccl (fails where gloo passes), gloo (the reverse), image (fails with any backend).
-    `place`: card, link, pairs, together or everywhere. `workaround`: the NCCL setting with which it passes.
+    `layer`: "nccl" (NCCL fails, gloo does not), "gloo" (gloo fails, NCCL does not) or "image" (every tested backend
+    fails). `place`: "card" (one or several GPUs), "link" (between two GPUs), "pairs" (only some pairs of GPUs),
+    "together" (only more than two GPUs together) or "everywhere". `workaround`: NCCL settings with which the failed
+    stage passes.
     """
 
     layer: str
@@ -67,9 +81,10 @@ class StageVerdict:
 
 
 def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) -> StageVerdict | None:
-    """Localise the failures; None if nothing failed.
+    """Localise the fault that made stages fail; None if no stage failed.
 
-    `capabilities` are the GPUs' compute capabilities by member; empty on the CPU, where only gloo is tested.
+    `capabilities` maps each member to the compute capability of its GPU. It is empty on the CPU, where only gloo is
+    tested.
     """
     main = "nccl" if any(stage.backend == "nccl" for stage in stages) else "gloo"
     tried = [stage for stage in stages if stage.backend == main and not stage.settings]
@@ -89,7 +104,7 @@ def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) ->
 
 
 def inequality(capabilities: Mapping[int, str]) -> str | None:
-    """A sentence if the GPUs' compute capabilities differ."""
+    """Return a sentence if the GPUs differ in compute capability, else None."""
     kinds = sorted(set(capabilities.values()))
     if len(kinds) < 2:
         return None
@@ -98,7 +113,7 @@ def inequality(capabilities: Mapping[int, str]) -> str | None:
 
 
 def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
-    """Which members fail, derived from worlds of one, of two, and of more members."""
+    """Return the place of the fault and a sentence about it, derived from stages with one, two and more members."""
     alone, pairs = ([stage for stage in tried if len(stage.members) == size] for size in (1, 2))
     lame = [stage.members[0] for stage in alone if stage.faults]
     broken = [stage.members for stage in pairs if stage.faults]
@@ -120,7 +135,7 @@ def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
 
 
 def _layer(main: str, failed: Sequence[Stage], gloo: Mapping[tuple[int, ...], Stage], place: str) -> tuple[str, str]:
-    """Which layer fails, derived from the same worlds over gloo."""
+    """Return the layer of the fault and a sentence about it, derived from gloo's stages with the same members."""
     if main == "gloo":
         return "image", "gloo needs no GPU: the image, or the code"
     twins = [gloo[stage.members] for stage in failed if stage.members in gloo]

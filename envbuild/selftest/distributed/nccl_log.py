@@ -1,6 +1,7 @@
-"""Reads NCCL's log (NCCL_DEBUG=INFO): its version, the transports between its ranks, and its warnings. Pure.
+"""Reads from NCCL's log (NCCL_DEBUG=INFO) its version, the transports between its ranks, and its warnings.
 
-The patterns match NCCL 2.14 (torch 2.0) and newer: src/transport/p2p.cc, shm.cc, net.cc and src/init.cc.
+The patterns match the messages of NCCL 2.14 (torch 2.0) and newer, which are in p2p.cc, shm.cc and net.cc of
+src/transport and in src/init.cc. All functions are pure.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from dataclasses import dataclass
 
 TRANSPORTS = ("p2p", "nvls", "shm", "ib", "net", "socket")
 
-# "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... [send] via NET/Socket/0"; a rank may be followed by a bus id.
+# Examples: "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... [send] via NET/Socket/0". Brackets after a rank may
+# contain a PCI bus id.
 _EDGE = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? : \d+\S* -> \d+\S*(?: \[(?:send|receive)\])? via ([A-Z0-9]+)/(\S+)")
-# NVLS is not a connection between two ranks: its channels reduce in the NVLink switch, in addition to the edges.
+# NVLS is not a connection between two ranks: its channels reduce in the NVLink switch. They are used in addition to the
+# connections between ranks.
 _NVLS = re.compile(r"NCCL INFO .*\b([1-9]\d*) nvls channels")
 _VERSION = re.compile(r"(?:^|NCCL INFO )NCCL version (\d+(?:\.\d+)+)", re.MULTILINE)
 _WARNING = re.compile(r"NCCL WARN (.+)")
-_LONG = 300  # characters kept of a warning
+_LONG = 300  # characters of a warning that are kept
 
 
 @dataclass(frozen=True)
 class NcclLog:
-    """The contents of a log. `edges`: the kinds of connection between ranks, in TRANSPORTS' order; `nvls`: NVLink SHARP
-    has channels.
+    """What NCCL's log reports.
+
+    `edges`: the transports of the connections between ranks, in the order of TRANSPORTS. `nvls`: whether NVLink SHARP
+    is used, which has channels of its own.
     """
 
     version: str | None = None
@@ -38,7 +43,7 @@ class NcclLog:
 
 
 def read(text: str) -> NcclLog:
-    """Read the log of one rank, or of several joined."""
+    """Read the log of one rank, or the joined logs of several ranks."""
     version = _VERSION.search(text)
     edges = {_kind(kind, rest) for kind, rest in _EDGE.findall(text)}
     return NcclLog(
@@ -50,7 +55,10 @@ def read(text: str) -> NcclLog:
 
 
 def objection(required: str, logs: Iterable[tuple[str, NcclLog]]) -> str | None:
-    """A sentence about the first stage (by name) whose ranks do not use the required transport; None if all do."""
+    """Return a sentence about the first stage that does not use only the required transport; None if all stages do.
+
+    `logs` contains the name and the log of each stage. For "nvls" it suffices that a stage uses NVLS.
+    """
     for stage, log in logs:
         used = ", ".join(log.transports) or "no transport that its log names"
         fits = log.nvls if required == "nvls" else log.edges == (required,)

@@ -1,6 +1,6 @@
-"""The processes of a stage: starts the ranks of a world together, and determines each rank's fault from how it ended.
+"""Runs the ranks of a stage as processes, and determines the faults of the ranks from how their processes ended.
 
-The process that starts them calls no function of torch: each rank is forked and initialises CUDA itself.
+The process that starts the ranks calls no function of torch. Each rank is a forked process and initialises CUDA itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 
 GRACE = 2.0  # seconds in which the other ranks may report after one rank failed
 _VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
-_LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
-# faulthandler's output, the innermost function first
+_LOG_LIMIT = 4 << 20  # the most bytes that are read of a rank's NCCL log
+# A frame in a stack from faulthandler, which lists the innermost function first.
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line \d+ in (?P<function>\S+)')
-# gloo's and NCCL's messages after another rank has died
+# Parts of the errors that gloo and NCCL report in a rank that has lost the connection to another rank.
 _LOST = re.compile(r"(closed|reset) by peer|broken pipe|ncclRemoteError|remote process", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class World:
-    """The members of a stage: GPUs by index, or on the CPU processes by number.
+    """The ranks of a stage that run on this machine.
 
-    `among`: the position in a larger world, if other ranks are on other machines.
+    `members`: the indices of their GPUs, or the numbers of their processes on the CPU. `among`: the position of these
+    ranks in a larger world whose other ranks run on other machines; None if there are no other machines.
     """
 
     backend: str
@@ -46,9 +47,10 @@ class World:
 
 @dataclass(frozen=True)
 class Among:
-    """The position in a world of `size` ranks on several machines: ranks from `first` on are here.
+    """The position of this machine's ranks in a world of `size` ranks on several machines.
 
-    `meeting`: host:port of rank 0; `interface`: the network interface between the machines.
+    `first`: the lowest rank on this machine. `meeting`: host:port at which rank 0 accepts the other ranks. `interface`:
+    the network interface that connects the machines.
     """
 
     first: int
@@ -63,14 +65,14 @@ class Among:
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of a world: the stage, and each rank's ending."""
+    """The result of running a world: the stage with its faults, and how the process of each rank ended."""
 
     stage: Stage
     endings: tuple[ForkEnding, ...]
 
 
 def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
-    """Run worlds without common members at the same time, `limit` seconds at most."""
+    """Run worlds that have no common members, all at the same time, for at most `limit` seconds."""
     with locked_temporary_folder.temporary_folder("envbuild-ranks-") as folder:
         places = [folder / str(number) for number in range(len(worlds))]
         groups = []
@@ -85,7 +87,7 @@ def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried
 def _work(world: World, rank: int, device: str, folder: Path) -> Work:
     def work(tell: Tell) -> None:
         settings = dict(setting.split("=", 1) for setting in world.settings)
-        # Loopback, if all ranks are on this machine: it may have no other network.
+        # If all ranks are on this machine, they use the loopback interface, because there may be no other network.
         among = world.among or Among(0, len(world.members), "", "lo")
         log = {"NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
         os.environ.update({**_VARIABLES, **among.variables, **settings, **log})
@@ -124,13 +126,16 @@ def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
 
 
 def rank_faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[StageFault, ...]:
-    """The faults of the ranks that caused a failure, the earliest first; the other ranks only waited for them or lost
-    the connection to them.
+    """Return the faults of the ranks that caused a failure, the earliest first.
 
-    Ranks that a signal killed have priority (except by SIGABRT, with which torch itself ends a rank that lost the
-    connection to another). Next come ranks with wrong results and the first rank to exit, unless it reports a lost
-    connection. If all ranks wait, the cause is the ranks that are behind, or else those that do not wait inside torch.
-    If no rank differs, all are returned.
+    Other ranks that did not finish only waited for the returned ranks, or lost the connection to them. The returned
+    ranks are the first of these groups that is not empty:
+
+    1. Ranks killed by a signal other than SIGABRT, which is how torch itself ends a rank that lost a connection.
+    2. Ranks with wrong results, and ranks that failed before a time limit with the same error as the first of them.
+       For this purpose, ranks that report a lost connection count as later than all others.
+    3. Of the ranks that were stopped at a time limit: those that are behind in the sequence of steps, or else those
+       that did not wait inside torch, or else all.
     """
     ranks = sorted(range(len(endings)), key=lambda rank: (_lost_another(endings[rank]), endings[rank].moment))
     dead = [rank for rank in ranks if endings[rank].signal not in (None, "SIGABRT")]
@@ -150,7 +155,7 @@ def _lost_another(ending: ForkEnding) -> bool:
 
 
 def _wrong(ending: ForkEnding) -> tuple[str, str] | None:
-    """The step of the first wrong result, and a sentence about it."""
+    """Return the step of the first wrong result, and a sentence about the result; None if no result is wrong."""
     for key in ending.reported:
         if key.startswith(WRONG):
             step, sentence = ending.reported[key]
@@ -171,7 +176,7 @@ def _step(ending: ForkEnding) -> tuple[int, str]:
 
 
 def _stack(ending: ForkEnding) -> tuple[str, str]:
-    """File and name of the function that the process was in when it was ended; empty if unknown."""
+    """Return the file and the name of the function in which the process was when it was stopped; empty if unknown."""
     found = _FRAME.search(ending.noise, max(0, ending.noise.rfind("Fatal Python error")))
     return (found["file"], found["function"]) if found else ("", "")
 

@@ -1,8 +1,9 @@
-"""The steps of one rank: join, exchange, measure, train, leave. Every result is checked exactly.
+"""The program of one rank: join the process group, run collectives, measure bandwidth, train one step, leave.
 
-Runs in a separate process (rank_processes_and_faults.py). All values are integers whose sums fit the dtype, so every
-order of summation gives the same result, which the host knows: the inputs of every rank come from counters. The values
-need all digits of the dtype, so that intermediate results in a narrower dtype are detected.
+Each rank runs this program in a separate process (rank_processes_and_faults.py). Every result must equal the expected
+result exactly. All values are integers, and the dtype represents their sums exactly, so every order of summation gives
+the same result. Each rank knows the expected results, because the inputs of all ranks are hashes of counters. The
+values of a floating-point dtype below float64 need all its digits, so that a narrower intermediate result is detected.
 """
 
 from __future__ import annotations
@@ -25,35 +26,40 @@ from envbuild.selftest.harness.probe_context import dtype_name, short_name
 from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.numerics.element_comparison import compare
 
-# A waiting rank is ended by its stage's time limit; torch's own timeout, which kills processes, must not come first.
+# The stage's time limit ends a waiting rank. torch's own timeout, which also kills processes, must not expire earlier.
 _PATIENCE = datetime.timedelta(minutes=30)
-_PERIOD = 65537  # elements: not a power of two, so that a chunk in the wrong position is detected
-_BEFORE = 3  # elements before the sent ones in the buffer
-_ROUNDS = 2  # with different inputs, so that a result left over from the previous round is detected
-# Numbers of elements: odd (with odd numbers of bf16 elements, addresses were misaligned, pytorch#119345); with a GPU
-# also sizes for each of NCCL's protocols: LL, LL128, Simple.
+_PERIOD = 65537  # elements after which values repeat: not a power of two, so that a misplaced chunk is detected
+_BEFORE = 3  # elements of the buffer before the first sent element, if the sent tensor is part of a buffer
+_ROUNDS = 2  # rounds have different inputs, so that a result left over from the previous round is detected
+# Numbers of elements. They are odd, because odd numbers of bf16 elements once led to misaligned addresses
+# (pytorch#119345). With NCCL, there are sizes for each of its protocols: LL, LL128 and Simple.
 _SMALL = 1001
-_ODD = 4099  # past multiples of 16 bytes in every dtype, and past 4096
+_ODD = 4099  # not a multiple of 16 bytes in any dtype, and above 4096
 _LARGE = 4 * 1024 * 1024 + 1
-_ROWS, _COLUMNS = 32, 64  # of the trained layer
-_DIGITS = {torch.float32: 24, torch.int32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of an integer
-# Number of periods of the tensors whose bus bandwidth is measured: with 2 bytes an element 16 MiB, 128 MiB and 1 GiB
-# over NCCL.
+_ROWS, _COLUMNS = 32, 64  # output and input size of the trained layer
+_DIGITS = {torch.float32: 24, torch.int32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of the largest sum
+# Sizes, in periods, of the tensors for which the bus bandwidth is measured. For 2-byte elements, the sizes over NCCL
+# are about 16 MiB, 128 MiB and 1 GiB.
 _PERIODS = {"nccl": (128, 1024, 8192), "gloo": (8,)}
-_TIMED = 5  # calls
-_PATIENT = 1.0  # seconds: larger sizes are skipped if one call would take longer
+_TIMED = 5  # number of timed calls
+_PATIENT = 1.0  # seconds: a size is skipped if one call would take longer
 
-# The keys under which a rank reports. STEP: number and name of the step that begins. DONE: all steps are done.
-# FIGURE + case: dtype, shape, error and seconds. WRONG + case: the step and a sentence. RATE + step: GB/s.
-# LEFT_OUT + step: why it was left out.
+# The keys under which a rank reports, and the reported values:
+# STEP: number and name of the step that begins. DONE: true, after all steps. FIGURE + case: dtype, shape, error and
+# seconds. WRONG + case: the step, and a sentence about the wrong result. RATE + step: GB/s. LEFT_OUT + step: the reason
+# why the rest of the step was left out.
 STEP, DONE, FIGURE, WRONG, RATE, LEFT_OUT = "step", "done", "figure ", "wrong ", "rate ", "left out "
-# torch's messages if a backend lacks a collective, or lacks it for this dtype
+# Parts of torch's errors for a collective that a backend does not have, or not for the dtype.
 _REFUSALS = ("does not support", "not implemented", "Invalid scalar type")
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of a rank: its number among `size`, its device, and the URL at which the ranks meet."""
+    """The place of a rank in its world.
+
+    `rank`: its number. `size`: the number of ranks. `device`: its device. `meeting`: the URL through which the ranks
+    find each other (init_method).
+    """
 
     backend: str
     rank: int
@@ -63,12 +69,13 @@ class RankPlace:
 
     @property
     def moved(self) -> torch.device:
-        """The device of the exchanged tensors: the host for gloo, because no torch has all of gloo for GPU tensors."""
+        """The device of the exchanged tensors. For gloo, it is the CPU, because no torch version supports all
+        collectives of gloo for GPU tensors."""
         return self.device if self.backend == "nccl" else torch.device("cpu")
 
 
 class Rank:
-    """Runs the steps of one rank; reports the start, the figures and the first error of each step."""
+    """Runs the steps of one rank. It reports the start of each step, its figures and its wrong results."""
 
     def __init__(self, place: RankPlace, tell: Tell) -> None:
         self.place = place
@@ -77,7 +84,7 @@ class Rank:
         self._count = 0
 
     def run(self) -> None:
-        """Run all steps. An exception of torch ends the run; after a wrong result, the next step still runs."""
+        """Run all steps. An exception of torch ends the run; a wrong result does not."""
         self._begin("init")
         self._join()
         for size, dtype in self._reductions():
@@ -105,7 +112,7 @@ class Rank:
         for name, work in (("broadcast", self._broadcast), ("all_gather", self._all_gather)):
             for dtype in (torch.int64, torch.uint8, torch.float64):
                 self._each(name, work, _ODD, dtype)
-        if self.place.backend == "gloo":  # not every NCCL release has gather and scatter for lists of tensors
+        if self.place.backend == "gloo":  # NCCL's gather and scatter of lists of tensors do not exist in every release
             self._each("gather and scatter", self._gather_and_scatter, _SMALL, torch.float32)
             self._each("gather and scatter", self._gather_and_scatter, _ODD, torch.bfloat16)
         self._each("all_to_all uneven", self._all_to_all_uneven, _SMALL, torch.float32)
@@ -136,7 +143,8 @@ class Rank:
 
     @contextlib.contextmanager
     def _may_be_refused(self) -> Iterator[None]:
-        """Skip a collective that the backend lacks; all ranks get the same error."""
+        """Skip a collective if torch reports that the backend does not support it. All ranks then skip it, because all
+        get the same error."""
         try:
             yield
         except RuntimeError as error:
@@ -148,7 +156,7 @@ class Rank:
         self._tell(LEFT_OUT + self._step, reason)
 
     def _join(self) -> None:
-        """Create the process group. A barrier, as the first collective, also creates NCCL's communicator."""
+        """Create the process group, and run a barrier. NCCL creates its communicator in this first collective."""
         place = self.place
         dist.init_process_group(
             place.backend,
@@ -163,10 +171,12 @@ class Rank:
             dist.barrier()
 
     def _given(self, turn: int, rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """The input of a rank, on the host.
+        """Return the input of a rank, on the host.
 
-        Whole numbers that are as large as possible while the sum of all ranks fits the dtype; for int64 it fits
-        float64, in which results are compared.
+        The input consists of whole numbers. They are as large as possible while their sum over all ranks has at most
+        the bits in _DIGITS (24 bits for dtypes that are not listed there), which the dtype represents exactly. For
+        int64, the numbers have 40 bits, so that float64 represents their sum, because results are compared in float64.
+        uint8 inputs are below 251 and are not summed.
         """
         if dtype == torch.int64:
             high, low = _values(turn, rank, size, 1 << 20), _values(turn + _ROUNDS, rank, size, 1 << 20)
@@ -181,25 +191,25 @@ class Rank:
         self._check(self._step, values, self._sum(turn, size, dtype), seconds)
 
     def _all_reduce_max(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """The maximum of negative numbers, so that an unwritten element of a zeroed buffer is detected."""
+        """Compute the maximum of negative numbers, so that an element left at 0 in a zeroed buffer is detected."""
         given = [-self._given(turn, rank, size, dtype).abs() for rank in range(self.place.size)]
         values = self._sent(turn, given[self.place.rank], dtype)
         seconds = self._timed(lambda: dist.all_reduce(values, dist.ReduceOp.MAX))
         self._check(self._step, values, functools.reduce(torch.maximum, given), seconds)
 
     def _all_reduce_signed(self, turn: int, size: int, dtype: torch.dtype, how: str) -> None:
-        """The minimum of numbers above 0, or the product of signs."""
+        """Compute the minimum of positive numbers, or the product of signs (1 and -1)."""
         given = [self._given(turn, rank, size, dtype) for rank in range(self.place.size)]
         given = [values.abs() if how == "minimum" else values.sign() for values in given]
         values = self._sent(turn, given[self.place.rank], dtype)
         operation = dist.ReduceOp.MIN if how == "minimum" else dist.ReduceOp.PRODUCT
-        # Before the call, which may overwrite a rank's input.
+        # Computed before the call, because the call may overwrite the input of this rank.
         expected = functools.reduce(torch.minimum if how == "minimum" else torch.mul, given)
         seconds = self._timed(lambda: dist.all_reduce(values, operation))
         self._check(self._step, values, expected, seconds)
 
     def _reduce(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """The sum on each rank, one after the other."""
+        """Reduce to each rank in turn, and check the sum there."""
         for target in range(self.place.size):
             values = self._sent(turn, self._given(turn, self.place.rank, size, dtype), dtype)
             seconds = self._timed(functools.partial(dist.reduce, values, target))
@@ -214,7 +224,7 @@ class Rank:
         self._check(self._step, gathered, torch.cat(given), seconds)
 
     def _two_at_a_time(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Two sums, the second of which begins before the first has ended."""
+        """Run two sums, of which the second begins before the first has ended."""
         turns = (turn, turn + _ROUNDS)
         sent = [self._sent(turn, self._given(each, self.place.rank, size, dtype), dtype) for each in turns]
 
@@ -227,7 +237,7 @@ class Rank:
             self._check(self._step, values, self._sum(each, size, dtype), seconds)
 
     def _all_reduce_turned(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """The sum of images that are stored channels last, the only other order of memory that NCCL's calls take."""
+        """Sum images in channels-last layout, the only memory layout except contiguous that torch accepts for NCCL."""
         image = (1, 7, size, 1)
         values = self._given(turn, self.place.rank, math.prod(image), dtype).view(image)
         sent = self._sent(turn, values.movedim(1, -1).reshape(-1), dtype).view(1, size, 1, 7).movedim(-1, 1)
@@ -250,14 +260,14 @@ class Rank:
             self._check(f"{self._step}: scatter", received, given[place.rank], seconds)
 
     def _sent(self, turn: int, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that a rank sends: every second time a part of a larger tensor, at an odd offset."""
+        """Return the tensor that a rank sends. In rounds with odd numbers, it is part of a buffer, at an odd offset."""
         sent = values.to(self.place.moved, dtype)
         if turn % 2 == 0:
             return sent
         return torch.cat((sent[:_BEFORE].neg(), sent, sent[:1]))[_BEFORE : _BEFORE + len(sent)]
 
     def _sum(self, turn: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """The sum of all ranks' inputs, in float64 on the host."""
+        """Return the sum of the inputs of all ranks, in float64 on the host."""
         total = torch.zeros(size, dtype=torch.float64)
         for rank in range(self.place.size):
             total += self._given(turn, rank, size, dtype)
@@ -271,7 +281,7 @@ class Rank:
         self._check(self._step, torch.stack(gathered), torch.stack(given), seconds)
 
     def _broadcast(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Broadcast from each rank, one after the other."""
+        """Broadcast from each rank in turn."""
         for source in range(self.place.size):
             expected = self._given(turn, source, size, dtype)
             sent = self._sent(turn, expected if source == self.place.rank else torch.zeros(size), dtype)
@@ -279,7 +289,7 @@ class Rank:
             self._check(self._step, sent, expected, seconds)
 
     def _reduce_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank receives its own part of the sum, `size` elements."""
+        """Run reduce_scatter: each rank receives its own part of the sum, which has `size` elements."""
         place = self.place
         values = self._sent(turn, self._given(turn, place.rank, size * place.size, dtype), dtype)
         part = values.new_zeros(size)
@@ -289,7 +299,7 @@ class Rank:
         )
 
     def _all_to_all(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """All-to-all: every rank sends `size` elements to every rank."""
+        """Run all_to_all: every rank sends `size` elements to every rank."""
         place = self.place
         given = [self._given(turn, rank, size * place.size, dtype) for rank in range(place.size)]
         values = self._sent(turn, given[place.rank], dtype)
@@ -300,7 +310,7 @@ class Rank:
         )
 
     def _all_to_all_uneven(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """all_to_all with parts of different lengths: `size` plus the sender's and the receiver's rank number."""
+        """Run all_to_all with parts of different lengths: `size` plus the numbers of the sending and receiving rank."""
         place, ranks = self.place, range(self.place.size)
         lengths = [[size + to + sender for to in ranks] for sender in ranks]
         given = [self._given(turn, rank, sum(lengths[rank]), dtype) for rank in ranks]
@@ -312,7 +322,7 @@ class Rank:
         self._check(self._step, received, torch.cat(parts), seconds)
 
     def _send_receive(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Send to the next rank and receive from the previous one, in a ring; nothing in a world of one."""
+        """Send to the next rank and receive from the previous rank, in a ring. With a single rank, do nothing."""
         place = self.place
         if place.size == 1:
             return
@@ -321,7 +331,7 @@ class Rank:
         received = torch.zeros_like(values)
 
         def ring() -> None:
-            if turn % 2:  # one after the other: those with odd numbers receive first
+            if turn % 2:  # blocking calls: even ranks send first, odd ranks receive first
                 for works in (dist.send, dist.recv) if place.rank % 2 == 0 else (dist.recv, dist.send):
                     works(values if works is dist.send else received, after if works is dist.send else before)
                 return
@@ -335,9 +345,10 @@ class Rank:
     def _measure(self, dtype: torch.dtype) -> None:
         """Measure the bus bandwidth of all_reduce for tensors of increasing size, and check each result.
 
-        The bandwidth is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). The least free
-        memory and the longest time of all ranks decide whether the next size is run, so all ranks decide the same. Only
-        the first wrong period is compared on the host.
+        With n ranks, the bus bandwidth is 2 (n - 1) / n times the bytes divided by the seconds (nccl-tests,
+        doc/PERFORMANCE.md). Whether the next size is run depends on the smallest free memory and the longest time of
+        all ranks, so all ranks decide the same. The whole result is checked on the device, and the first wrong period
+        is compared on the host.
         """
         place, rate = self.place, math.inf
         given, expected = self._given(0, place.rank, _PERIOD, dtype), self._sum(0, _PERIOD, dtype)
@@ -353,24 +364,24 @@ class Rank:
             seconds = self._timed(functools.partial(dist.all_reduce, values))
             different = (values != expected.to(place.moved, dtype)).any(dim=1).to(torch.uint8)
             self._check(step, values[int(different.argmax())], expected, seconds)
-            values.zero_()  # further sums would exceed the dtype's range
+            values.zero_()  # because repeated sums of nonzero values would exceed the range of the dtype
             spent = sum(self._timed(functools.partial(dist.all_reduce, values)) for _ in range(_TIMED))
             rate = volume * _TIMED / self._agreed(spent, dist.ReduceOp.MAX)
             self._tell(RATE + step, 2 * (place.size - 1) / place.size * rate / 1e9)
 
     def _agreed(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
-        """The minimum or maximum of all ranks' values, identical on each rank."""
+        """Return the minimum or maximum of the values of all ranks. The result is identical on each rank."""
         shared = torch.tensor([value], dtype=torch.float64, device=self.place.moved)
         dist.all_reduce(shared, how)
         return float(shared)
 
     def _train(self) -> None:
-        """Run one step of a layer under DistributedDataParallel, and compare it with one process that has all ranks'
-        samples.
+        """Run the forward and backward pass of a layer under DistributedDataParallel, and compare parameters and
+        gradients with those that this rank computes alone from the samples of all ranks.
 
-        DDP multiplies each gradient by 1 / size before it sums. With losses multiplied by `size` and one sample for
-        each rank, each gradient is 0 or ±size before DDP's multiplication and 0 or ±1 after it. The sums are therefore
-        exact in any dtype, for every size.
+        DDP multiplies each gradient by 1 / size before it sums. Because the loss is multiplied by `size` and each rank
+        has one sample, each gradient is 0 or ±size before DDP's multiplication, and 0 or ±1 after it. Therefore the
+        sums are exact for every size.
         """
         place = self.place
         layer, single = _layer(place.rank).to(place.device), _layer(0)
@@ -405,18 +416,18 @@ class Rank:
 
 
 def _values(turn: int, rank: int, size: int, most: int) -> torch.Tensor:
-    """float32 integers from ±1 to ±`most`, different for each rank and turn."""
+    """Return whole numbers in float32 from ±1 to ±`most`. They differ between ranks and between rounds (`turn`)."""
     repeats = -(-size // _PERIOD)
     return hashed_inputs.whole((min(size, _PERIOD),), 1000 * (turn + 1) + rank, most).repeat(repeats)[:size]
 
 
 def _free(device: torch.device) -> float:
-    """Free bytes of GPU memory; the host's memory is not checked, because little of it is used."""
+    """Return the free GPU memory in bytes. For the CPU, return a huge number, because little host memory is needed."""
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float(1 << 62)
 
 
 def _layer(rank: int) -> torch.nn.Linear:
-    """A layer with different weights on each rank: DDP replaces them by those of the first rank."""
+    """Return a layer whose weights differ between ranks. DDP must replace them by the weights of rank 0."""
     layer = torch.nn.Linear(_COLUMNS, _ROWS)
     with torch.no_grad():
         layer.weight.copy_(hashed_inputs.ternary((_ROWS, _COLUMNS), seed=500 + rank))
@@ -425,7 +436,7 @@ def _layer(rank: int) -> torch.nn.Linear:
 
 
 def _sample(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's single sample and its target, of {-1, 0, 1}."""
+    """Return the only sample of a rank and its target, with values in {-1, 0, 1}."""
     return hashed_inputs.ternary((1, _COLUMNS), seed=700 + rank, every=2), hashed_inputs.ternary(
         (1, _ROWS), seed=800 + rank, every=2
     )
