@@ -1,6 +1,7 @@
-"""Monitors NVML during the whole run in a separate process, so that no probe inherits NVML's handle or waits for it.
+"""Monitors the GPUs through NVML during the whole run.
 
-The process starts the driver (cuInit) to determine which GPUs it may use, and creates no CUDA context.
+The monitor is a separate process, so that no probe inherits NVML's handle or waits for NVML. It initialises the driver
+(cuInit) to determine which GPUs it may use, but creates no CUDA context.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Report
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 
-PERIOD = 0.25  # seconds between samples of the GPUs; every report takes one more sample
-# Time limits in seconds: for the first report, which waits for the driver to start (longer with more GPUs), and for
-# others.
+PERIOD = 0.25  # seconds between samples of the GPUs; for every report, an additional sample is taken
+# Time limits in seconds for a report. START is for the first report, which waits until the driver has started; that
+# takes longer with more GPUs. ANSWER is for all further reports.
 START, ANSWER = 60.0, 5.0
-DEATH = 1.0  # seconds to wait for a killed process; one blocked in the driver is abandoned
+DEATH = 1.0  # seconds to wait for the end of the killed process; a process blocked in the driver is abandoned
 _CHUNK = 1 << 16
 
 
 class Monitor:
     """The monitor process and the harness's ends of its pipes.
 
-    `hidden` are the descriptors to close in the process, `descriptors` those to close in every other process.
+    `hidden`: descriptors of the harness that are closed in the monitor process. `descriptors`: the harness's ends of
+    the pipes, which must be closed in all other child processes.
     """
 
     def __init__(self, hidden: Sequence[int] = ()) -> None:
@@ -50,10 +52,13 @@ class Monitor:
             os.close(answers)
 
     def report(self) -> Report:
-        """The samples since the last report. After the process has ended or stopped responding, only the reason."""
+        """Return what the monitor has observed since the last report.
+
+        If the monitor process has ended or does not respond, this report and all later ones contain only the reason.
+        """
         if self._unwatched is None:
             try:
-                with contextlib.suppress(BrokenPipeError):  # the missing answer is handled below
+                with contextlib.suppress(BrokenPipeError):  # if the process has ended, _line() raises OSError
                     os.write(self._requests, b"?")
                 report = Report.of(json.loads(self._line()))
                 self._unwatched = report.unwatched
@@ -64,7 +69,7 @@ class Monitor:
         return Report(unwatched=self._unwatched)
 
     def end(self) -> None:
-        """End the process and close its pipes."""
+        """Kill the monitor process and close the pipes to it."""
         self._kill()
         self._close()
 
@@ -91,7 +96,10 @@ class Monitor:
             self._reap()
 
     def _reap(self) -> int | None:
-        """The wait status, None if the process does not exit in time. In both cases it is not waited for again."""
+        """Wait for the end of the process and return its wait status; None if it does not end within DEATH seconds.
+
+        In both cases, the process is not waited for again.
+        """
         deadline, pid, status = time.monotonic() + DEATH, 0, 0
         while not pid and time.monotonic() < deadline:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -105,15 +113,15 @@ class Monitor:
 
 
 def _main(requests: int, answers: int, not_ours: Sequence[int]) -> NoReturn:
-    """Run the monitor and exit without Python's shutdown.
+    """Run the monitor in the forked process, and exit without Python's shutdown.
 
-    It also exits when the harness is gone: no other process has the other end of the pipe, so reading it returns end of
-    file.
+    The monitor also exits when the harness has ended. Only the harness has the other end of the pipe `requests`, so a
+    read from this pipe then returns end of file.
     """
     try:
         for fd in not_ours:
             os.close(fd)
-        os.setsid()  # an interrupt from the terminal is handled by the harness
+        os.setsid()  # in a new session, the terminal's Ctrl-C reaches only the harness, which then ends the monitor
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -124,7 +132,7 @@ def _main(requests: int, answers: int, not_ours: Sequence[int]) -> NoReturn:
 
 
 def _serve(requests: int, answers: int) -> None:
-    """Sample the GPUs every PERIOD seconds, and answer each byte with the samples since the last answer."""
+    """Sample the GPUs every PERIOD seconds, and answer each received byte with a report since the last answer."""
     unwatched, gpus = None, None
     try:
         gpus = Gpus()

@@ -1,6 +1,6 @@
 """NVML's measurements of the GPUs over a period.
 
-Only Gpus has side effects; it calls libcuda and NVML, and no function of torch.
+Only the class Gpus has side effects. It calls libcuda and NVML, but no function of torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Numbers = Mapping[str, int]  # as returned by Nvml.numbers
 
 @dataclass(frozen=True)
 class Window:
-    """One GPU's measurements over a period: the first and last known value of each, the lowest and the highest."""
+    """The measurements of one GPU over a period: the first, the last, the lowest and the highest value of each."""
 
     first: Numbers
     last: Numbers
@@ -27,7 +27,7 @@ class Window:
 
     @classmethod
     def at(cls, numbers: Numbers) -> Window:
-        """A window of a single sample."""
+        """Return a window that contains a single sample."""
         return cls(numbers, numbers, numbers, numbers)
 
     def then(self, later: Window) -> Window:
@@ -39,7 +39,7 @@ class Window:
         )
 
     def growth(self, name: str) -> int:
-        """The increase of a count; 0 if it is unknown or was reset."""
+        """Return by how much a count has increased in this period; 0 if the count is unknown or was reset."""
         return max(0, self.last.get(name, 0) - self.first.get(name, 0))
 
 
@@ -49,10 +49,11 @@ def _each(choose: Callable[..., int], a: Numbers, b: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Report:
-    """The observations of a period.
+    """What was observed in a period.
 
-    `gpus`: the window of each GPU, by PCI bus id. `xids`: the Xid errors, each with its GPU's bus id. `refused`: NVML
-    calls that failed because a GPU is faulty. `unwatched`: why the period was not observed, or not completely.
+    `gpus`: the window of each GPU, by PCI bus id. `xids`: the driver's Xid errors, as pairs of bus id and error number.
+    `refused`: messages about NVML calls that failed because a GPU is faulty. `unwatched`: the reason why the period was
+    not observed, or not completely; None if it was.
     """
 
     gpus: Mapping[str, Window] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Report:
         )
 
     def since(self) -> Report:
-        """The first report of the next period: only the last measurements, without events."""
+        """Return the report with which the next period begins. It has only the last measurements, and no errors."""
         return Report({bus_id: Window.at(window.last) for bus_id, window in self.gpus.items()})
 
     def document(self) -> dict[str, Any]:
@@ -83,9 +84,9 @@ class Report:
 
 
 class Gpus:
-    """The GPUs that this process may use, as NVML reports them. Starts the driver.
+    """Reads the GPUs that this process may use, through NVML. The constructor initialises the driver (cuInit).
 
-    Raises NvmlUnavailable if libcuda or NVML cannot be used, NvmlRefused if NVML reports a faulty GPU.
+    It raises NvmlUnavailable if libcuda or NVML cannot be used, and NvmlRefused if NVML reports a faulty GPU.
     """
 
     def __init__(self) -> None:
@@ -102,16 +103,17 @@ class Gpus:
 
     @property
     def has_events(self) -> bool:
-        """Whether the driver reports Xid errors on this machine."""
+        """Whether NVML delivers Xid errors to this process."""
         return self._events is not None
 
     def numbers(self) -> dict[str, dict[str, int]]:
-        """Current measurements of each GPU, by PCI bus id."""
+        """Return the current measurements of each GPU, by PCI bus id."""
         return {bus_id: self.nvml.numbers(gpu) for bus_id, gpu in self.handles.items()}
 
     def report(self) -> Report:
-        """A report of the current measurements, and the Xid errors since the last call. A faulty GPU is reported, not
-        raised.
+        """Return the current measurements, and the Xid errors since the last call.
+
+        If NVML reports a faulty GPU, no exception is raised; `refused` of the report contains NVML's message.
         """
         gpus, refused, xids = {}, [], []
         for bus_id, gpu in self.handles.items():

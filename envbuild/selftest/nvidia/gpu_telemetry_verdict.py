@@ -1,4 +1,7 @@
-"""What NVML's measurements mean for the probe that ran during them. Hardware faults fail it, the rest are traits."""
+"""Adds NVML's measurements to the outcome of the probe that ran in the measured period.
+
+A hardware fault makes the probe fail. All other measurements become traits of the outcome.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from envbuild.selftest.harness.probe_outcome_and_figures import FAILED, Outcome,
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Report, Window
 from envbuild.selftest.nvidia.nvml_ctypes import NVLINK
 
-# Xid errors caused by applications, possibly by another process: NVIDIA/k8s-device-plugin leaves a GPU in use after
-# them (its issue #1340 and pull request #1165).
+# Numbers of Xid errors that applications cause, possibly a process other than the probe. NVIDIA/k8s-device-plugin also
+# keeps a GPU in use after these errors (its issue #1340 and pull request #1165).
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 
-# Counts whose growth makes a GPU unfit, with the message for each.
+# Measurements whose increase shows that a GPU must not be used, with the message for each.
 _FAULTS = {
     "uncorrected": "{} uncorrected memory errors {}: " + DRAIN + " and reset it",
     "pending": "faulty memory is waiting to be replaced: " + DRAIN + " and reset it",
@@ -28,14 +31,17 @@ _PCIE = ("pcie_generation", "pcie_width")
 
 
 def telemetry_faults(window: Window, when: str) -> Iterator[str]:
-    """Faults that appeared in this window and make a GPU unfit; `when` describes the period in the message."""
+    """Yield a message for each fault that appeared in this window and because of which the GPU must not be used.
+
+    `when` describes the period in the message, such as "during the probe".
+    """
     for name, sentence in _FAULTS.items():
         if window.growth(name):
             yield sentence.format(window.growth(name), when)
 
 
 def attribute(outcome: Outcome, report: Report) -> Outcome:
-    """Add the driver's reports to a probe's outcome: any hardware fault fails it, other data goes into its traits."""
+    """Return the probe's outcome with NVML's report: a hardware fault makes it "failed", other data becomes traits."""
     traits = {**outcome.traits, **_traits(report)}
     found = [
         *report.refused,
@@ -70,10 +76,10 @@ def _traits(report: Report) -> dict[str, Any]:
 
 
 def _summary(window: Window) -> dict[str, Any]:
-    """Summarise a window: the range of each measurement, clock limits, counts that grew, and a degraded PCIe link.
+    """Summarise a window: the range of each measurement, the clock limits, and the counts that increased.
 
-    The PCIe link is included if it was narrower or slower than its maximum while the GPU worked (an idle GPU slows its
-    link down).
+    The PCIe link is included if it was always narrower or slower than its maximum, and the GPU was not always idle. (An
+    idle GPU slows its link down.)
     """
     low, high = window.low, window.high
     summary: dict[str, Any] = {name: [low[name], high[name]] for name in _MEASURED if name in low}

@@ -1,6 +1,6 @@
-"""Queries the NVIDIA driver without torch: its kernel module's version, and libcuda through ctypes.
+"""Queries the NVIDIA driver without torch: reads the version of its kernel module, and calls libcuda through ctypes.
 
-Signatures as in NVIDIA's cuda.h.
+The signatures of libcuda's functions are those in NVIDIA's cuda.h.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _FILE = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 
 def kernel_module_version(file: Path = MODULE) -> str | None:
-    """The kernel module's version ("550.54.15"); None if no module is loaded, or its file is not visible here."""
+    """Return the kernel module's version, such as "550.54.15".
+
+    The result is None if the module is not loaded, or if `file` is not visible in this container.
+    """
     try:
         found = _MODULE.search(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -33,13 +36,20 @@ def kernel_module_version(file: Path = MODULE) -> str | None:
 
 
 def file_version(path: str) -> str | None:
-    """The driver release of a libcuda, from its file name; forward-compatibility libraries carry their own release."""
+    """Return the driver release in the file name of a libcuda; None if the name has none.
+
+    For a forward-compatibility library, this is its own release, and not that of the installed driver.
+    """
     found = _FILE.fullmatch(Path(path).name)
     return found.group(1) if found else None
 
 
 class CudaDriver:
-    """The loaded libcuda. Raises OSError if it cannot be loaded; methods raise AttributeError for missing functions."""
+    """Calls functions of libcuda, which the constructor loads.
+
+    The constructor raises OSError if libcuda cannot be loaded. A method raises AttributeError if this libcuda does not
+    have a function that it calls.
+    """
 
     def __init__(self, name: str = LIBRARY) -> None:
         self._library = ctypes.CDLL(name)
@@ -48,24 +58,26 @@ class CudaDriver:
         )
 
     def newest_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA version that the driver supports, such as (12, 4)."""
+        """Return the newest CUDA version that the driver supports, such as (12, 4); None if the driver returns an
+        error."""
         value = ctypes.c_int()
         if self._library.cuDriverGetVersion(ctypes.byref(value)) != 0:
             return None
         return value.value // 1000, value.value % 1000 // 10
 
     def start(self) -> int:
-        """Call cuInit; returns 0 or a CUresult. The driver reads all its environment variables at this point."""
+        """Call cuInit and return its CUresult, 0 for success. The driver reads its environment variables in this
+        call."""
         return int(self._library.cuInit(0))
 
     def name_of(self, code: int) -> str:
-        """The name of a CUresult: "CUDA_ERROR_NO_DEVICE" for 100."""
+        """Return the name of a CUresult, such as "CUDA_ERROR_NO_DEVICE" for 100."""
         name = ctypes.c_char_p()
         self._library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b"an unknown error").decode("ascii", "replace")
 
     def bus_ids(self) -> Iterator[str]:
-        """The PCI bus id of each GPU that this process may use, in CUDA's order; call start() first."""
+        """Yield the PCI bus id of each GPU that this process may use, in CUDA's order. Call start() first."""
         count = ctypes.c_int()
         self._library.cuDeviceGetCount(ctypes.byref(count))
         for ordinal in range(count.value):

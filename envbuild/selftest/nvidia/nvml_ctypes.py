@@ -1,4 +1,7 @@
-"""NVML through ctypes: the few functions that report a GPU's health. Signatures and numbers as in NVIDIA's nvml.h."""
+"""Calls NVML through ctypes, only the functions that report the health of GPUs.
+
+Signatures and constants are those in NVIDIA's nvml.h.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ LIBRARY = "libnvidia-ml.so.1"
 
 # nvmlReturn_t
 _NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT = 3, 4, 10
-_GPU_AT_FAULT = (8, 11, 14, 15, 16)  # insufficient power, interrupts, corrupted infoROM, GPU is lost, reset required
+_GPU_AT_FAULT = (8, 11, 14, 15, 16)  # insufficient power, interrupt issue, corrupted infoROM, GPU lost, reset required
 _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
-_VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and lifetime
+_VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: counts since the driver was loaded; lifetime counts
 _XID = 8  # nvmlEventTypeXidCriticalError
 
-# One measurement each: its name, the function that returns it, and the arguments between the GPU and the output
-# pointer.
+# Each row is one measurement: its name, the NVML function, the C type of the output, and the arguments that the
+# function takes between the GPU and the output pointer.
 _UINT, _ULONGLONG = ctypes.c_uint, ctypes.c_ulonglong
 _NUMBERS: tuple[tuple[str, str, Any, tuple[int, ...]], ...] = (
     ("corrected", "nvmlDeviceGetTotalEccErrors", _ULONGLONG, (_CORRECTED, _VOLATILE)),
@@ -33,9 +36,9 @@ _NUMBERS: tuple[tuple[str, str, Any, tuple[int, ...]], ...] = (
     ("memory_mhz", "nvmlDeviceGetClockInfo", _UINT, (2,)),  # NVML_CLOCK_MEM
     ("compute_mode", "nvmlDeviceGetComputeMode", _UINT, ()),
 )
-# NVML_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL, over all links of a GPU.
+# Numbers of the fields NVML_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL, which count the errors of all NVLink links of a GPU.
 NVLINK = {"nvlink_crc_flits": 38, "nvlink_crc_data": 45, "nvlink_replays": 52, "nvlink_recoveries": 59}
-# nvmlClocksEventReasons: what keeps the clocks below their maximum.
+# Bits of nvmlClocksEventReasons: the reasons why the clocks are below their maximum.
 CLOCK_LIMITS = {
     "idle": 1 << 0,
     "set clocks": 1 << 1,
@@ -56,15 +59,15 @@ Events = ctypes.c_void_p
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be used here; the message says why."""
+    """NVML cannot be used on this machine; the message is the reason."""
 
 
 class NvmlRefused(Exception):
-    """NVML reports a faulty GPU, for example a lost one."""
+    """An NVML call failed because a GPU is faulty, for example lost."""
 
 
 class Field(ctypes.Structure):
-    """nvmlFieldValue_t. If NVML writes an unsigned int to `value`, its upper half stays zero."""
+    """The structure nvmlFieldValue_t. If NVML writes a 32-bit value to `value`, the upper half stays zero."""
 
     _fields_ = [
         ("number", ctypes.c_uint),
@@ -78,7 +81,7 @@ class Field(ctypes.Structure):
 
 
 class _Event(ctypes.Structure):
-    """nvmlEventData_t; for an Xid, `data` is its number."""
+    """The structure nvmlEventData_t. For an Xid error, `data` is the number of the error."""
 
     _fields_ = [
         ("device", ctypes.c_void_p),
@@ -90,10 +93,11 @@ class _Event(ctypes.Structure):
 
 
 class Nvml:
-    """The initialised NVML.
+    """Initialises NVML and calls its functions.
 
-    Raises NvmlUnavailable if NVML cannot be used, NvmlRefused for a faulty GPU. Unavailable values are None.
-    `unanswered`: errors that do not mean a faulty GPU, by name of the NVML function; some are normal in a container.
+    The constructor raises NvmlUnavailable if NVML cannot be used. The methods raise NvmlRefused if NVML reports a
+    faulty GPU, and return None for unavailable values or leave them out. `unanswered`: unexpected errors that do not
+    mean a faulty GPU, by the name of the NVML function. Some of them are normal in a container.
     """
 
     def __init__(self, name: str = LIBRARY) -> None:
@@ -107,23 +111,28 @@ class Nvml:
             raise NvmlUnavailable(f"nvmlInit failed: {self._text(code)}")
 
     def driver(self) -> str | None:
-        """The driver's version, such as "550.54.15"."""
+        """Return the version of the driver, such as "550.54.15"."""
         text = ctypes.create_string_buffer(80)
         return text.value.decode("ascii", "replace") if self._ask("nvmlSystemGetDriverVersion", text, 80) else None
 
     def handle(self, bus_id: str) -> Handle | None:
-        """The GPU with a PCI bus id, in CUDA's format."""
+        """Return NVML's handle of the GPU with this PCI bus id, which is in CUDA's format."""
         found = Handle()
         name = ctypes.c_char_p(bus_id.encode("ascii"))
         return found if self._ask("nvmlDeviceGetHandleByPciBusId_v2", name, ctypes.byref(found)) else None
 
     def numbers(self, gpu: Handle) -> dict[str, int]:
-        """The GPU's current measurements by name; unavailable ones are left out. Raises NvmlRefused.
+        """Return the current measurements of the GPU by name. Unavailable measurements are left out.
 
-        Counts since the driver was loaded: "corrected" and "uncorrected" memory errors, "pcie_replays", those of
-        NVLINK. Lifetime counts: "ever", uncorrected errors, and "remapped" memory rows. 0 or 1: "pending" (faulty
-        memory waits to be replaced), "failed" (its replacement failed), and "limited: ..." of CLOCK_LIMITS.
-        "compute_mode": of COMPUTE_MODES. The other names contain their units.
+        - Counts since the driver was loaded: "corrected" and "uncorrected" memory errors, "pcie_replays", and the keys
+          of NVLINK.
+        - Counts since the GPU was produced: uncorrected memory errors ("ever"), and memory rows that were replaced
+          ("remapped").
+        - 0 or 1: "pending" (faulty memory is waiting to be replaced), "failed" (faulty memory could not be replaced),
+        and
+          "limited: NAME" for each name in CLOCK_LIMITS.
+        - "compute_mode": a key of COMPUTE_MODES.
+        - The names of all other measurements contain their unit.
         """
         found = {}
         for name, function, kind, arguments in _NUMBERS:
@@ -134,7 +143,7 @@ class Nvml:
         return {**found, **{name: value for part in parts for name, value in part(gpu).items()}}
 
     def _replacements(self, gpu: Handle) -> dict[str, int]:
-        """Replacements of faulty memory: rows from Ampere on, pages on older GPUs."""
+        """Return the measurements about replaced memory: memory rows since Ampere, memory pages on older GPUs."""
         corrected, uncorrected, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
         if self._ask("nvmlDeviceGetRemappedRows", gpu, *map(ctypes.byref, rows)):
             remapped = corrected.value + uncorrected.value
@@ -159,7 +168,10 @@ class Nvml:
         return {"free_mib": int(sizes[1]) >> 20} if self._ask("nvmlDeviceGetMemoryInfo", gpu, sizes) else {}
 
     def watch(self, gpus: Sequence[Handle]) -> Events | None:
-        """Subscribe to these GPUs' Xid errors from now on; earlier ones are only in the host's log."""
+        """Subscribe to future Xid errors of these GPUs. Earlier errors are only in the host's log.
+
+        The result is None if NVML does not allow that.
+        """
         events = Events()
         watched = self._ask("nvmlEventSetCreate", ctypes.byref(events)) and all(
             self._ask("nvmlDeviceRegisterEvents", gpu, ctypes.c_ulonglong(_XID), events) for gpu in gpus
@@ -167,7 +179,8 @@ class Nvml:
         return events if watched else None
 
     def xids(self, events: Events) -> list[tuple[int | None, int]]:
-        """The Xid errors since watch() or the last call, a hundred at most: (GPU handle as a number, error number)."""
+        """Return the Xid errors since watch() or the last call as (GPU handle as a number, error number), at most
+        100."""
         event = _Event()
         found: list[tuple[int | None, int]] = []
         while len(found) < 100 and self._ask("nvmlEventSetWait_v2", events, ctypes.byref(event), 0):
@@ -175,7 +188,10 @@ class Nvml:
         return found
 
     def _ask(self, name: str, *arguments: Any) -> bool:
-        """Call a function of NVML; False if it returns no result or does not exist in this NVML."""
+        """Call an NVML function and return whether it succeeded. Raises NvmlRefused if it reports a faulty GPU.
+
+        The result is False if the function fails, or if this NVML does not have it.
+        """
         function = getattr(self._library, name, None)
         code = _NOT_SUPPORTED if function is None else int(function(*arguments))
         if code in _GPU_AT_FAULT:
