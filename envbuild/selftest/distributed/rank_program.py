@@ -175,7 +175,7 @@ class Rank:
 
         The input consists of whole numbers. They are as large as possible while their sum over all ranks has at most
         the bits in _DIGITS (24 bits for dtypes that are not listed there), which the dtype represents exactly. For
-        int64, the numbers have 40 bits, so that float64 represents their sum, because results are compared in float64.
+        int64, they are up to about 2^40, so that float64, in which results are compared, represents their sum.
         uint8 inputs are below 251 and are not summed.
         """
         if dtype == torch.int64:
