@@ -1,8 +1,9 @@
-"""Lists compiled extensions: installed distributions with libraries that link torch or contain device code.
+"""Lists the files of compiled extensions, and tests whether they can be loaded.
 
-Their modules and architectures are read from their files. Each library is also loaded with all symbols resolved, in a
-separate process that has imported torch and may crash. That needs no GPU, except for libraries that link the driver's
-library.
+A compiled extension is an installed distribution with a shared library that links torch or contains device code. Module
+names and architectures are read from the files. Python modules and libraries that link torch are also loaded, with all
+symbols resolved. This happens in a separate process that has imported torch and may crash. It needs no GPU, except for
+libraries that link the driver's library (libcuda).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from envbuild.selftest.inventory.extension_file_reader import Compiled
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
 _MOST_CRASHES = 3
-# Not extensions, but distributions of the libraries that extensions use; the audit checks those as copies of CUDA's
-# libraries.
+# Distributions that are not extensions, but contain the libraries that extensions use. The audit reports CUDA's
+# libraries separately.
 _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 
 
@@ -35,7 +36,8 @@ _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 class ExtensionFile:
     """A file of a compiled extension.
 
-    `path`: below site-packages, as in RECORD; `real`: its real path; `file` is None if it is missing.
+    `owner` and `version`: its distribution. `path`: its path relative to site-packages, as in RECORD. `real`: its path
+    with links resolved. `file`: what the file contains; None if it is missing.
     """
 
     owner: str
@@ -46,16 +48,18 @@ class ExtensionFile:
 
     @property
     def loadable(self) -> bool:
-        """Whether loading is tested: true for modules and for libraries that link torch. Other libraries may be
-        variants of which only one fits this machine.
+        """Whether loading is tested, which is the case for Python modules and for libraries that link torch.
+
+        Other libraries are not loaded, because they may be variants of which only one fits this machine.
         """
         return self.file is not None and bool(self.file.module or self.file.links_torch)
 
 
 def extension_rows(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
-    """A row for each file of each compiled extension, and whether some were left out because of a limit.
+    """Return a row for each file of each compiled extension, and whether a limit shortened the list.
 
-    `tried`: whether loading was tried; `failure`: why it failed, or why a loadable file was not tried.
+    In a row, "there" is whether the file exists, and "tried" is whether loading was tried. "failure" is the reason why
+    loading failed, or why loading a loadable file was not tried, or None.
     """
     files, cut = _files()
     failures = _loaded([item for item in files if item.loadable], has_torch)
@@ -83,7 +87,7 @@ def _listed(file: Compiled | None) -> list[str] | None:
 
 
 def _files() -> tuple[list[ExtensionFile], bool]:
-    """The files of compiled extensions, and whether a limit cut the list."""
+    """Return the files of compiled extensions, and whether a limit shortened the list."""
     left = _MOST_FILES
     kept: list[ExtensionFile] = []
     for distribution in distribution_records.found_distributions():
@@ -104,8 +108,10 @@ def _files() -> tuple[list[ExtensionFile], bool]:
 
 
 def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[bool, str | None]]:
-    """Real path -> whether loading was tried, and why it failed. A file that kills the process is reported, and the
-    rest is tried in a new process.
+    """Try to load the files, and return by real path whether loading was tried and why it failed.
+
+    Files that were loaded successfully are not in the result. If a file crashes the process, this is its failure, and
+    the files after it are loaded in a new process.
     """
     failures: dict[str, tuple[bool, str | None]] = {}
     left = list(files)
@@ -117,7 +123,7 @@ def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[
         at = ending.reported.get("at")
         if ending.failure is None:
             return failures
-        if at is None:  # torch itself cannot be imported, which is reported elsewhere
+        if at is None:  # torch itself cannot be imported, which environment_collector reports separately
             return {item.real: (False, ending.failure) for item in files}
         failures[left[at].real] = (True, ending.failure)
         left = left[at + 1 :]
@@ -145,8 +151,9 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
 
 
 def _one(item: ExtensionFile) -> None:
-    """Load a file as the dynamic loader does, with every symbol resolved. If it is a module, also execute it as a
-    module, but without importing its package.
+    """Load a file with all symbols resolved.
+
+    If the file is a Python module, also import it as a module, but without importing the package that contains it.
     """
     handle = ctypes.CDLL(item.real, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     name = item.file.module if item.file else None

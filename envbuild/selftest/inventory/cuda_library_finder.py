@@ -1,6 +1,7 @@
-"""Finds every copy of the CUDA libraries that torch uses, by file name, mapped or not.
+"""Finds all copies of the CUDA libraries that torch uses, by file name. A copy need not be loaded by a process.
 
-The search is limited in entries and seconds, visits no folder twice, and skips the kernel's file systems.
+The search is limited in the number of folder entries and in time, and skips the kernel's file systems (/proc, /sys,
+/dev). It visits a folder again only if the earlier visit did not search as many levels below the folder.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _DIGITS = re.compile(r"\.so\.([0-9]+(?:\.[0-9]+){2,3})$")
 _CACHE = Path("/etc/ld.so.cache")
 _LARGEST_CACHE = 64 << 20
 _KERNELS = ("/proc", "/sys", "/dev")
-_LEFT_OUT = frozenset(("__pycache__", "stubs", ".git"))  # stubs: a toolkit's libraries to link against; never loaded
+_LEFT_OUT = frozenset(("__pycache__", "stubs", ".git"))  # stubs: libraries only for the linker, which are never loaded
 
-# Patterns of folders, and the search depth of each.
+# Patterns of folders, and how many levels of each folder are searched.
 _SYSTEM = (
     ("/usr/local/cuda*", 6),
     ("/opt/cuda*", 6),
@@ -31,10 +32,10 @@ _SYSTEM = (
     ("/usr/local/lib*", 2),
 )
 _DEFAULT_FOLDERS = re.compile(r"/(?:usr/)?(?:local/)?lib(?:64|32)?(?:/[^/]+-linux-gnu[^/]*)?$")
-_PACKAGES = ("site-packages", "dist-packages")  # any other folder of sys.path may be a home directory
+_PACKAGES = ("site-packages", "dist-packages")  # only these are searched deeply: others may be home directories
 _DEEP = 12
 
-# The ways by which a copy can be loaded.
+# The ways in which the loader can find a copy: in the Python environment, or through the loader's own settings.
 SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
 
 
@@ -46,9 +47,11 @@ class Bounds:
 
 @dataclass
 class Search:
-    """The copies found: real path -> the ways by which it can be loaded (empty: the loader does not find it by itself).
+    """The result of a search.
 
-    `compat`: copies of the driver's forward-compatibility library that the loader finds. `cut`: the search hit a limit.
+    `copies`: maps the real path of each copy to the ways (SITE, LD_PATH, LD_PRELOAD, LD_CACHE) in which it can be
+    loaded; a copy without a way is loaded only by its path. `compat`: the copies found of the driver's
+    forward-compatibility library. `cut`: whether a limit ended the search early.
     """
 
     copies: dict[str, set[str]] = field(default_factory=dict)
@@ -65,13 +68,16 @@ class Search:
 
 
 def library_of_file(name: str) -> str | None:
-    """The library's short name, cublasLt for libcublasLt.so.12; None for any other file."""
+    """Return the short name of a CUDA library, such as cublasLt for libcublasLt.so.12; None for any other file."""
     match = _NAME.fullmatch(name.partition(" (deleted)")[0])
     return match[1] if match else None
 
 
 def own_digits(path: str) -> str | None:
-    """The version in a file name, 12.1.3.1 for libcublas.so.12.1.3.1; None if it has fewer than three numbers."""
+    """Return the version in a file name, such as 12.1.3.1 for libcublas.so.12.1.3.1.
+
+    The result is None if the version does not have three or four numbers.
+    """
     match = _DIGITS.search(path)
     return match[1] if match else None
 
@@ -79,8 +85,10 @@ def own_digits(path: str) -> str | None:
 def search_libraries(
     sites: Iterable[str], prefixes: Iterable[str], environment: Mapping[str, str], bounds: Bounds = Bounds()
 ) -> Search:
-    """Search an interpreter's package folders (`sites`), its installation (`prefixes`; conda keeps libraries there),
-    the system's folders, and all folders and files that the loader is configured to use.
+    """Search for copies of CUDA libraries.
+
+    The search covers an interpreter's package folders (`sites`), folders of conda with libraries (`prefixes`), the
+    system's library folders, and what LD_LIBRARY_PATH and LD_PRELOAD (in `environment`) and the loader's cache name.
     """
     found = Search()
     walk = _Walk(bounds)
@@ -111,12 +119,18 @@ def _loaders_ways(found: Search, environment: Mapping[str, str]) -> None:
 
 
 def ld_folders(variable: str) -> list[str]:
-    """The folders of LD_LIBRARY_PATH, without relative paths and empty entries, which mean the working directory."""
+    """Return the folders in the value of LD_LIBRARY_PATH.
+
+    Relative paths and empty entries are left out, because they depend on the working directory.
+    """
     return list(dict.fromkeys(part for part in re.split("[:;]", variable) if part.startswith("/")))
 
 
 def _cached() -> list[str]:
-    """The paths in the loader's cache: strings between NUL bytes, independent of the format around them."""
+    """Return the paths of CUDA libraries and of the driver's library in the loader's cache.
+
+    Paths are recognised as strings between NUL bytes, so that the format of the cache does not matter.
+    """
     try:
         with _CACHE.open("rb") as file:
             parts = file.read(_LARGEST_CACHE).split(b"\0")
@@ -127,16 +141,16 @@ def _cached() -> list[str]:
 
 
 class _Walk:
-    """Walks through folders and visits each only once, even if several names or links lead to it."""
+    """Walks through folders, and recognises folders that were visited already under a different name or link."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._left = bounds.entries
         self._end = time.monotonic() + bounds.seconds
-        self._seen: dict[tuple[int, int], int] = {}  # folder -> depth of its search
+        self._seen: dict[tuple[int, int], int] = {}  # (device, inode) of a folder -> levels that were searched
         self.cut = False
 
     def files(self, root: str, depth: int) -> Iterator[str]:
-        """Yield paths of CUDA libraries and of the driver's library, down to `depth` folder levels."""
+        """Yield the paths of CUDA libraries and of the driver's library in `root`, searching `depth` folder levels."""
         stack = [(os.path.realpath(root), depth)]
         while stack and not self.cut:
             folder, left = stack.pop()

@@ -1,7 +1,8 @@
-"""Determines which GPUs can run device code, from its architectures in the notation of torch and nvcc: sm_90 and
-compute_90. Pure.
+"""Determines which GPUs can run device code, from the architectures for which it was compiled.
 
-Used in the container for torch's own list, on the host for the facts, wheels and audit results.
+Architectures are written as in torch and nvcc: sm_90 is machine code, compute_90 is PTX. All functions are pure. The
+self-test uses this module in the container, for torch's list of architectures. envbuild uses it on the host, for facts,
+wheels and audit results.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ _ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 
 
 def serves(architectures: Iterable[str], capability: str) -> Literal["compiled", "ptx"] | None:
-    """How a GPU of this compute capability ("9.0") can run such code: directly, compiled by the driver ("ptx"), or not
-    at all.
+    """Return how a GPU of this compute capability (such as "9.0") can run device code of these architectures.
 
-    Machine code runs on GPUs with the same major version and the same or a higher minor version; PTX runs on all later
-    GPUs too. sm_90a and its PTX run only on 9.0; the family code sm_100f and its PTX run on GPUs with the same major
+    The result is "compiled" if it can run machine code directly, "ptx" if only the driver can compile PTX for it, and
+    None if it cannot run the code.
+
+    Machine code runs on GPUs with the same major version and the same or a higher minor version. PTX also runs on all
+    later GPUs. Architecture-specific code (sm_90a, and its PTX compute_90a) runs only on compute capability 9.0. Family
+    code (sm_100f, and its PTX compute_100f) runs on GPUs with the same major version and the same or a higher minor
     version (NVIDIA, "CUDA C++ Programming Guide", compatibility).
     """
     major, minor = (int(part) for part in capability.split("."))

@@ -1,4 +1,4 @@
-"""The installed distributions, the entries of their RECORDs, and the sha256 of files to compare with those."""
+"""Reads the installed distributions and the entries of their RECORD files, and hashes files to compare with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Recorded:
-    """A file in a distribution's RECORD; `sha256` is hexadecimal, None if RECORD has none."""
+    """A file that the RECORD of a distribution lists.
+
+    `owner` and `version`: the distribution. `sha256`: in hexadecimal; None if RECORD has no sha256 for the file.
+    """
 
     owner: str
     version: str
@@ -34,22 +37,23 @@ def normalise(name: str) -> str:
 
 
 def found_distributions(path_entries: Sequence[str] | None = None) -> Iterator[metadata.Distribution]:
-    """The installed distributions with a name, in the order of the path (None: sys.path)."""
+    """Return the installed distributions that have a name, in the order of `path_entries` (default: sys.path)."""
     found_ = metadata.distributions() if path_entries is None else metadata.distributions(path=list(path_entries))
     return (item for item in found_ if item.metadata["Name"])
 
 
 def record_rows(distribution: metadata.Distribution, part: str = "") -> Iterator[tuple[str, str | None]]:
-    """(path, sha256 in hexadecimal) of each RECORD row of the distribution that contains `part`.
+    """Yield (path, sha256 in hexadecimal) for each row of the distribution's RECORD that contains the text `part`.
 
-    sha256 is None if RECORD has none, as for bytecode. An invalid sha256 is returned unchanged: no file matches it.
+    The sha256 is None if the row has none, which is usual for bytecode. An invalid sha256 is returned unchanged, so
+    that no file matches it.
     """
     lines = (distribution.read_text("RECORD") or "").splitlines()
     try:
         for row in csv.reader(line for line in lines if part in line):
             if row and row[0]:
                 yield row[0], _hexadecimal(row[1] if len(row) > 1 else "")
-    except csv.Error:  # a field of more than 128 KiB: no file has such a path
+    except csv.Error:  # a field is longer than 128 KiB, which cannot be a path
         return
 
 
@@ -64,17 +68,20 @@ def _hexadecimal(text: str) -> str | None:
 
 
 def recorded_libraries(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
-    """(path, real path, sha256 as from `record_rows`) of each shared library in the distribution's RECORD."""
+    """Yield (path, real path, sha256) for each shared library in the distribution's RECORD.
+
+    The path and the sha256 are those of `record_rows`.
+    """
     for path, sha256 in record_rows(distribution, ".so"):
         if ".so" in Path(path).name:
             yield path, os.path.realpath(str(distribution.locate_file(path))), sha256
 
 
 def file_hashes(paths: Iterable[str]) -> dict[str, str | None]:
-    """sha256 of each file; None for a missing file.
+    """Return the sha256 of each file; None for a file that cannot be read.
 
-    The largest files come first, and small ones in batches. Threads are used because hashlib releases the interpreter
-    lock.
+    Several threads hash files at the same time, because hashlib releases the interpreter lock. The largest files are
+    hashed first, and small files are hashed in batches.
     """
     by_size = sorted(paths, key=file_size, reverse=True)
     large, small = by_size[: 8 * _BATCH], by_size[8 * _BATCH :]
@@ -95,7 +102,10 @@ def file_size(path: str) -> int:
 
 
 def file_sha256(path: str) -> str | None:
-    """sha256 of a file; None if it no longer exists: the kernel then lists it as "PATH (deleted)"."""
+    """Return the sha256 of a file; None if it cannot be read.
+
+    That is the case for a mapped file that was deleted, which the kernel lists as "PATH (deleted)".
+    """
     digest = hashlib.sha256()
     try:
         with Path(path).open("rb", buffering=0) as file:

@@ -1,8 +1,8 @@
-"""Reads an ELF file's loader data (soname, search paths, build id) and the offsets of its sections, without loading or
-mapping it.
+"""Reads from an ELF file the data that the dynamic loader uses (soname, search paths), its build id, and the offsets of
+sections. The file is neither loaded nor mapped.
 
-Reads 64-bit little-endian files (x86-64, aarch64). The file may be truncated or malicious: every offset is checked
-against the file, every count and length is limited, and unreadable parts are left out.
+Supported are 64-bit little-endian files (x86-64, aarch64). The file may be truncated or malicious. Therefore reads are
+limited to the file, all counts and lengths are limited, and unreadable parts are left out.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ _LOAD, _DYNAMIC, _NOTES = 1, 2, 4
 _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
 _BUILD_ID = 3
 
-_NO_BITS = 8  # of a section without data in the file
+_NO_BITS = 8  # SHT_NOBITS, the type of a section that has no data in the file
 
 _MOST_SEGMENTS, _MOST_DYNAMIC, _MOST_NOTES, _LONGEST = 256, 1 << 16, 1 << 16, 1 << 12
 X86_64 = 62
 
 HWCAPS = "glibc-hwcaps"
 """In each folder that the loader searches, it prefers libraries in a subfolder of this name."""
-LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # likewise before glibc 2.37
+LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # such subfolders before glibc 2.37
 
 
 @dataclass(frozen=True)
 class Elf:
-    """The loader data of an ELF file.
+    """The data in an ELF file that the dynamic loader uses.
 
-    `rpath` is searched before LD_LIBRARY_PATH, also for indirect dependencies; `runpath` after it, and only for the
-    file's own dependencies. If a file has both, the loader ignores `rpath`. `machine`: ELF's machine number, such as
-    X86_64.
+    `needed`: the sonames of the libraries that the file links. The loader searches the folders in `rpath` before those
+    in LD_LIBRARY_PATH, also for indirect dependencies. It searches the folders in `runpath` after those in
+    LD_LIBRARY_PATH, and only for direct dependencies of the file. If a file has both, the loader ignores `rpath`.
+    `machine`: ELF's machine number, such as X86_64.
     """
 
     soname: str | None = None
@@ -60,7 +61,7 @@ class _Segment:
 
 
 class ElfFile:
-    """A file read by position; reads beyond its end return fewer bytes."""
+    """An open file that is read at given offsets. Reads beyond the end of the file return fewer bytes."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -74,20 +75,20 @@ class ElfFile:
 
 @contextmanager
 def open_elf(path: str) -> Iterator[ElfFile | None]:
-    """Open a file for reads by position; yields None if it cannot be opened."""
+    """Open a file for reads at given offsets. Yields None if the file cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         yield None
         return
     try:
-        yield ElfFile(fd, os.fstat(fd).st_size)  # a pipe's or a device's size is 0
+        yield ElfFile(fd, os.fstat(fd).st_size)  # the size of a pipe or a device is 0, so nothing is read from it
     finally:
         os.close(fd)
 
 
 def read(path: str) -> Elf | None:
-    """Read a file; None if it is not a supported ELF file or cannot be read."""
+    """Read an ELF file. The result is None if the file cannot be read or is not a supported ELF file."""
     with open_elf(path) as file:
         try:
             return _parse(file) if file else None
@@ -96,7 +97,10 @@ def read(path: str) -> Elf | None:
 
 
 def find_section(file: ElfFile, name: str) -> tuple[int, int] | None:
-    """(offset, size in bytes) of the first section of that name, limited to the file; None if it is missing."""
+    """Return (offset, size in bytes) of the first section with this name; None if there is no such section.
+
+    If the section extends beyond the end of the file, the size ends at the end of the file.
+    """
     head = _head(file)
     if head is None:
         return None
@@ -158,8 +162,10 @@ def _dynamic(table: bytes) -> Iterator[tuple[int, int]]:
 
 
 class _Strings:
-    """The dynamic section's strings. Its string table is given by address; the loaded segments map that to a file
-    offset.
+    """Reads the strings to which the entries of the dynamic section refer.
+
+    The dynamic section contains the address of the string table. The file offset is found through the loadable segment
+    that contains this address.
     """
 
     def __init__(self, file: ElfFile, segments: list[_Segment], entries: dict[int, list[int]]) -> None:
@@ -204,7 +210,10 @@ def _padded(size: int) -> int:
 
 
 def loaded_as(path: str) -> str:
-    """The path that the loader replaces by this one when it searches the folder above: lib/x.so for lib/tls/x.so."""
+    """Return the path of the library instead of which an older loader loads `path`: lib/x.so for lib/tls/x.so.
+
+    If `path` is not in a subfolder of LEGACY_HWCAPS, the result is `path`.
+    """
     folders, name = path.split("/")[:-1], path.rpartition("/")[2]
     while ".so" in name and folders and folders[-1] in LEGACY_HWCAPS:
         folders.pop()

@@ -1,8 +1,8 @@
-"""Collects what this environment really contains in one framed document: libraries found and loaded, distributions,
-torch and compiled extensions.
+"""Collects what this environment really contains: libraries that are found or loaded, distributions, torch, and
+compiled extensions. The result is one document, written as a frame.
 
-It judges nothing and needs no GPU. Torch and third-party libraries are loaded in separate processes, so that a crash is
-reported and does not end the audit.
+The collector only reports, and the host judges the document. It needs no GPU. torch and third-party libraries are
+loaded in separate processes, so that a crash is reported and does not end the audit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from envbuild.selftest.inventory.mapped_library_origins import Inventory
 
 VERSION = 1
 _NONCE = re.compile(r"[0-9a-f]{32}")
-# An import takes 2 to 8 s; on 4 cores with a load of 20, once more than 60 s.
+# Importing torch usually takes 2 to 8 s. Once, on 4 cores with a load average of 20, it took more than 60 s.
 _IMPORT_SECONDS, _LOAD_SECONDS = 300.0, 10.0
 _MOST_COPIES, _MOST_IDENTIFIED = 400, 12
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
@@ -43,7 +43,8 @@ _ARCHITECTURES = re.compile(rb"(?:(?:sm|compute)_[0-9]{2,3}[af]? ){1,40}(?:sm|co
 
 
 def main(job: Any, out: int = 1) -> int:
-    """Write the document for this interpreter's environment, in a frame with the job's nonce."""
+    """Write the document about this interpreter's environment as a frame with the job's nonce; return the exit
+    status."""
     nonce = job_nonce(job)
     if nonce is None:
         return BAD_JOB
@@ -54,7 +55,7 @@ def main(job: Any, out: int = 1) -> int:
 
 
 def job_nonce(job: Any) -> str | None:
-    """The nonce of a job; None for an invalid job, after printing to stderr what is expected."""
+    """Return the nonce of a job. For an invalid job, print to stderr what is expected, and return None."""
     nonce = job.get("nonce") if isinstance(job, dict) else None
     if isinstance(nonce, str) and _NONCE.fullmatch(nonce) and job.get("version") == VERSION:
         return nonce
@@ -63,9 +64,9 @@ def job_nonce(job: Any) -> str | None:
 
 
 def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> dict[str, Any]:
-    """Build the document. `wheels`: the known contents of the distributions' wheels.
+    """Build the document. `wheels`: the sha256 of the files in each wheel whose contents are known.
 
-    The files are read before torch is imported, because the import runs code of packages.
+    The installed files are read before torch is imported, because the import runs code of packages.
     """
     begin = time.monotonic()
     sites = interpreter_and_distributions.sites()
@@ -143,7 +144,7 @@ def _torch(ending: forked_work.ForkEnding | None) -> dict[str, Any] | None:
 
 
 def _architectures_on_disk() -> str:
-    """The list of architectures in torch's own library file, for a torch that cannot be imported."""
+    """Return the list of architectures that is stored in a library of torch. It is used if torch cannot be imported."""
     for site in interpreter_and_distributions.sites():
         for name in ("libtorch_python.so", "libtorch_cuda.so"):
             try:
@@ -165,7 +166,7 @@ def _copies(
     mapped, asked = frozenset(loaded), 0
     for library in (library for part in taken for library in part.libraries):
         path, kind = library.path, library_of_file(library.name)
-        # libraries bundled in torch's wheel do not have torch's version
+        # A library in torch's wheel does not have the version of the wheel; one in NVIDIA's wheels does.
         own = library.record and library.owner.startswith("nvidia-")
         version = library.version if own else own_digits(path)
         says = reported.get(path)
@@ -195,8 +196,10 @@ def _copies(
 
 
 def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Which libcublasLt a program gets if it loads libcublas first. The libcublas is the one that torch loads, or else
-    one of the environment."""
+    """Find out which libcublasLt a program gets if it loads libcublas first; None if there is no libcublas.
+
+    The tested libcublas is the one that torch loads, or else one in the environment.
+    """
     of_kind = [copy for copy in copies if copy["library"] == "cublas" and (copy["loaded"] or SITE in copy["ways"])]
     if not of_kind:
         return None
@@ -214,7 +217,7 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def printable_document(value: Any) -> Any:
-    """Escape all non-printable characters in the document: paths may contain anything, including terminal sequences."""
+    """Return the document with all non-printable characters escaped, because paths may contain terminal sequences."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in value)
     if isinstance(value, Mapping):

@@ -1,4 +1,5 @@
-"""Reads a package's compiled file without loading it: its module name, whether it links torch, and its device code."""
+"""Reads a compiled file of a package without loading it: its module name, whether it links torch, and for which GPU
+architectures it has device code."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 
 from envbuild.selftest.inventory import elf_reader, fatbin_reader
 
-# The suffixes of importlib.machinery.EXTENSION_SUFFIXES, for any CPython: .cpython-311-x86_64-linux-gnu.so, .abi3.so,
-# .so
+# Names with a suffix of importlib.machinery.EXTENSION_SUFFIXES of any CPython: .cpython-311-x86_64-linux-gnu.so,
+# .abi3.so or .so.
 _MODULE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\.(cpython-[0-9]+t?|abi3)(?:-[A-Za-z0-9_-]+)?)?\.so")
 _PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LIBRARY = re.compile(r"lib[^/]*\.so[0-9.]*")
@@ -20,9 +21,10 @@ _TORCH = re.compile(r"lib(torch|c10)[A-Za-z0-9_]*\.so")
 class Compiled:
     """A compiled file.
 
-    `module`: the name to import it by, None for a library; `abi`: the Python it is for, such as cpython-311 or abi3,
-    None for any. `architectures` (see fatbin_reader) is None without device code. `damaged`: not an ELF file, or
-    invalid device code.
+    `module`: the name under which it can be imported; None for a library. `abi`: the Python ABI in the file name, such
+    as cpython-311 or abi3; None if the name has none. `machine`: ELF's machine number. `architectures`: the
+    architectures of its device code (see fatbin_reader); None without device code. `damaged`: whether the file is not
+    an ELF file, or its device code is invalid.
     """
 
     module: str | None = None
@@ -39,12 +41,12 @@ class Compiled:
 
 
 def is_shared(path: str) -> bool:
-    """Whether the file name is that of a shared library."""
+    """Return whether the path ends like that of a shared library: .so, or .so and version numbers."""
     return re.search(r"\.so(\.[0-9]+)*$", path) is not None
 
 
 def module_of(path: str) -> tuple[str | None, str | None]:
-    """(module, abi) of a file, from its path below site-packages; (None, None) for a library."""
+    """Return (module, abi) of a file, derived from its path relative to site-packages; (None, None) for a library."""
     *folders, name = path.split("/")
     match = _MODULE.fullmatch(name)
     if not match or _LIBRARY.fullmatch(name) or not all(map(_PART.fullmatch, folders)):
@@ -53,7 +55,7 @@ def module_of(path: str) -> tuple[str | None, str | None]:
 
 
 def read(file: str, path: str) -> Compiled:
-    """Read the file `file`, which imports find at `path` below site-packages."""
+    """Read a compiled file. `file`: the path to open. `path`: the path relative to site-packages."""
     module, abi = module_of(path)
     about, code = elf_reader.read(file), fatbin_reader.read(file)
     if about is None:

@@ -1,9 +1,12 @@
-"""Reads for which GPU architectures a compiled file has machine code or PTX, without running or unpacking it.
+"""Determines for which GPU architectures a compiled file has machine code or PTX, without running or unpacking the
+code.
 
-nvcc stores device code in the section .nv_fatbin: one container for each translation unit, with one entry for each
-architecture. An entry's header states its kind and SM, whether or not its code is compressed, so only headers are read.
-NVIDIA does not document the layout; it was derived from files of CUDA 11.7 to 13.0 and compared with the output of
-cuobjdump. The file may be malicious: every offset is checked, and the number of reads is limited.
+nvcc stores device code in the ELF section .nv_fatbin. The section has one container for each translation unit, and a
+container has one entry for each architecture. The header of an entry contains its kind and architecture even if its
+code is compressed, so only headers are read. NVIDIA does not document this layout. It was derived from files of CUDA
+11.7 to 13.0, and the results were compared with the output of cuobjdump.
+
+The file may be malicious. Therefore every offset is checked, and the number of reads is limited.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ from envbuild.selftest.inventory import elf_reader
 from envbuild.selftest.inventory.elf_reader import ElfFile
 
 SECTION = ".nv_fatbin"
-_CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, bytes that follow it
+_CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, number of bytes after the header
 _MAGIC = 0xBA55ED50
 _MAGIC_BYTES = struct.pack("<I", _MAGIC)
-# kind, version, header size, bytes of code after it, compressed, -, minor, major, SM, offset of the name, size, flags
+# kind, version, header size, bytes of code after the header, compressed size, unknown, minor and major version, SM
+# (architecture number), offset of the name, size of the name, flags
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
-_KINDS = {1: "compute", 2: "sm"}  # PTX and machine code; others, such as input for the linker, run on no GPU
-_SPECIFIC, _FAMILY = 1 << 20, 1 << 21  # flags: sm_90a, sm_100f
+_KINDS = {1: "compute", 2: "sm"}  # PTX and machine code; GPUs cannot run other kinds, such as input for the linker
+_SPECIFIC, _FAMILY = 1 << 20, 1 << 21  # flags of architecture-specific code (sm_90a) and of family code (sm_100f)
 
 _MOST_ENTRIES = 1 << 18  # libtorch_cuda has about 10000
-_MOST_PADDING = 1 << 24  # bytes without a container
+_MOST_PADDING = 1 << 24  # the most bytes between two containers
 _BLOCK = 1 << 16
 
 
@@ -33,8 +37,8 @@ _BLOCK = 1 << 16
 class DeviceCode:
     """The device code of a file.
 
-    `architectures` as torch writes them: "sm_90" and "sm_90a" are machine code, "compute_90" is PTX; sorted, without
-    duplicates. `damaged`: not all of the section could be read.
+    `architectures`: sorted, without duplicates, and written as in torch: "sm_90" and "sm_90a" are machine code,
+    "compute_90" is PTX. `damaged`: whether a part of the section could not be read.
     """
 
     architectures: tuple[str, ...] = ()
@@ -42,7 +46,8 @@ class DeviceCode:
 
 
 def read(path: str) -> DeviceCode | None:
-    """Read a file; None if it has no such section, is not an ELF file or cannot be read."""
+    """Read the device code of a file. The result is None if the file cannot be read, is not an ELF file, or has no
+    section .nv_fatbin."""
     with elf_reader.open_elf(path) as file:
         try:
             found = elf_reader.find_section(file, SECTION) if file else None
@@ -52,7 +57,7 @@ def read(path: str) -> DeviceCode | None:
 
 
 class _Damaged(Exception):
-    """The remaining data is invalid."""
+    """Raised at the first invalid data of the section; the data after it is not read."""
 
 
 def _walked(file: ElfFile, start: int, size: int) -> DeviceCode:
@@ -68,8 +73,9 @@ def _walked(file: ElfFile, start: int, size: int) -> DeviceCode:
 
 
 def _entries(file: ElfFile, at: int, end: int) -> Iterator[tuple[str, int, str]]:
-    """Yield (kind, SM, suffix) of each entry; raises _Damaged if headers are invalid, exceed their container or are too
-    many.
+    """Yield (kind, SM, suffix) of each entry.
+
+    Raises _Damaged if a header is invalid, if an entry extends beyond its container, or if there are too many headers.
     """
     left = _MOST_ENTRIES
     at = _after_padding(file, at, end)
@@ -97,7 +103,7 @@ def _entries(file: ElfFile, at: int, end: int) -> Iterator[tuple[str, int, str]]
 
 
 def _after_padding(file: ElfFile, at: int, end: int) -> int:
-    """The offset after the zeros between two containers."""
+    """Return the offset of the next container, which is after the zeros that may follow the previous container."""
     if file.at(at, len(_MAGIC_BYTES)) == _MAGIC_BYTES:
         return at
     limit = at + _MOST_PADDING

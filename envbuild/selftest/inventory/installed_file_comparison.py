@@ -1,6 +1,7 @@
-"""Compares installed files with those of their distributions: with the wheel's contents if known, else with RECORD.
+"""Compares installed files with the checksums that their distributions have for them.
 
-RECORD is only a claim of the distribution's author.
+The checksums are those of the files in the wheel if they are known, else those in RECORD. RECORD is weaker evidence,
+because it is only a claim of the distribution's author.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from envbuild.selftest.inventory import distribution_records, elf_reader
 
 _MOST = 500
-# Files that installers write in addition to a wheel's own files.
+# Files in .dist-info that installers write in addition to the wheel's own files.
 _ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
 
 Wheels = Mapping[str, Mapping[str, str]]
@@ -27,10 +28,11 @@ Wheels = Mapping[str, Mapping[str, str]]
 class Installed:
     """The result of the comparison.
 
-    `altered`: files that differ from those of the distribution. `unrecorded`: files in package folders that no RECORD
-    lists. `preferred`: files that the loader prefers to a library of another package. `unchecked`: bytecode that Python
-    runs without comparing it with its source. `owners`: by real path, the distribution whose RECORD lists the file;
-    `hashes`: sha256 by real path. `cut`: a limit shortened one of the lists.
+    `altered`: files that differ from the distribution's files, are missing, or are not in its wheel although RECORD
+    lists them. `unrecorded`: files in package folders that no RECORD lists. `owners`: maps the real path of a file to
+    the distribution whose RECORD or wheel contains it. `hashes`: maps real paths to the sha256 of the installed files.
+    `preferred`: files that the loader would load instead of a library of a different package. `unchecked`: bytecode
+    that Python runs without comparing it with its source. `cut`: whether a limit shortened a list.
     """
 
     altered: list[dict[str, Any]] = field(default_factory=list)
@@ -44,7 +46,11 @@ class Installed:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The expected state of a file. `sha256` None: it should not exist. `by`: "wheel" or "RECORD"."""
+    """The expected state of a file.
+
+    `owner`: "name==version" of the distribution. `sha256`: the expected one; None if the file should not exist. `by`:
+    the source of the expectation, "wheel" or "RECORD".
+    """
 
     path: str
     owner: str
@@ -57,7 +63,10 @@ class _Wanted:
 
 
 def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
-    """Compare every file of every RECORD on sys.path. `folders`: where to look for files that no RECORD lists."""
+    """Compare all files of all distributions on sys.path with their expected sha256.
+
+    `folders`: the package folders in which files that no RECORD lists are searched.
+    """
     found = Installed()
     wanted = [
         item
@@ -65,7 +74,8 @@ def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
         for item in _wanted(distribution, wheels, found)
     ]
     found.hashes = distribution_records.file_hashes({item.path for item in wanted})
-    # A file that differs from one RECORD may match another of the same distribution: an upgrade can leave old metadata.
+    # A distribution can have two RECORDs, because an upgrade can leave the old one behind. A file is not reported if it
+    # matches one of them.
     right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
     wrong = [item for item in wanted if found.hashes[item.path] != item.sha256
              and (item.by == "wheel" or (item.path, item.name) not in right)]  # fmt: skip
@@ -81,8 +91,9 @@ def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
 
 
 def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
-    """Whether the path is a link `libx.so` to a recorded `libx.so.1` in its folder: linkers need it, and wheels omit
-    it.
+    """Return whether the path is a link such as `libx.so` to a recorded `libx.so.1` in the same folder.
+
+    Linkers need such links, but wheels do not contain them.
     """
     folder, _, name = path.rpartition("/")
     if not name.endswith(".so") or not Path(path).is_symlink():
@@ -92,7 +103,8 @@ def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
 
 
 def _is_unchecked(path: str) -> bool:
-    """Whether the path is bytecode that Python runs without looking at its source (PEP 552: hash-based, unchecked)."""
+    """Return whether the path is bytecode that Python runs without checking its source (PEP 552: unchecked
+    hash-based)."""
     folder, _, name = path.rpartition("/")
     if not folder.endswith("/__pycache__") or not name.endswith(".pyc"):
         return False
@@ -137,7 +149,7 @@ def _is_generated(path: str) -> bool:
 
 
 def _real(folder: str, path: str) -> str:
-    """The file's path with links to folders resolved; a link to a file counts as its own file."""
+    """Return the path of a file with links to folders resolved. If the file itself is a link, it is not resolved."""
     inner, _, name = path.rpartition("/")
     return f"{_real_folder(folder, inner)}/{name}"
 

@@ -1,4 +1,7 @@
-"""The interpreter's installed distributions with their requirements, and which `apex` it has."""
+"""Describes the interpreter, its installed distributions with their requirements, and the package `apex`.
+
+It also reads the driver's version and the names of the GPUs.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,22 @@ from typing import Any
 from envbuild.selftest.inventory import distribution_records
 from envbuild.selftest.nvidia import nvidia_driver_query
 
-# Parts of NVIDIA's apex; the `apex` on the package index is a toolkit for websites.
+# Parts of NVIDIA's apex. They distinguish it from the `apex` on the package index, which is a toolkit for websites.
 _APEX_PARTS = ("normalization", "optimizers", "multi_tensor_apply", "amp", "contrib", "transformer")
 _APEX_COMPILED = ("amp_C", "apex_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda", "syncbn")
 
 
 def distributions() -> list[dict[str, Any]]:
-    """Every distribution on the path, including duplicates of a name, in the order in which imports find them."""
+    """Return all distributions on sys.path, in the order in which imports find them.
+
+    If several distributions have the same name, all are returned.
+    """
     found = []
     for item in distribution_records.found_distributions():
         folder = os.path.realpath(str(item.locate_file("")))
         try:
             requires = [str(text) for text in item.requires or ()]
-        except Exception:  # a damaged METADATA can raise almost any error; the name and version are still used
+        except Exception:  # a damaged METADATA can raise almost any error; the distribution is listed all the same
             requires = []
         name = distribution_records.normalise(str(item.metadata["Name"]))
         found.append({"name": name, "version": str(item.version), "folder": folder, "requires": requires})
@@ -32,24 +38,24 @@ def distributions() -> list[dict[str, Any]]:
 
 
 def sites() -> list[str]:
-    """The folders that imports search, without archives and the standard library."""
+    """Return the folders in which imports search packages, without archives and the standard library's folders."""
     library = os.path.realpath(os.path.dirname(os.__file__))  # noqa: PTH120 - as text, like sys.path
     folders = dict.fromkeys(os.path.realpath(entry) for entry in sys.path if entry and Path(entry).is_dir())
     return [folder for folder in folders if folder != library and not folder.endswith("/lib-dynload")]
 
 
 def startup_folders() -> list[str]:
-    """All folders of sys.path: Python looks for sitecustomize in the standard library's folders too."""
+    """Return all folders of sys.path, because Python searches sitecustomize also in the standard library's folders."""
     return [entry for entry in sys.path if entry and Path(entry).is_dir()]
 
 
 def prefixes() -> list[str]:
-    """The folders in which conda keeps libraries for this interpreter; empty without conda."""
+    """Return the prefixes of conda environments to which this interpreter belongs; an empty list without conda."""
     return [prefix for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)) if Path(prefix, "conda-meta").is_dir()]
 
 
 def python() -> dict[str, Any]:
-    """The interpreter and its environment markers (PEP 508)."""
+    """Describe the interpreter, with its environment markers (PEP 508)."""
     return {
         "version": platform.python_version(),
         "executable": sys.executable,
@@ -71,15 +77,15 @@ def python() -> dict[str, Any]:
 
 
 def has(module: str) -> bool:
-    """Whether an import would find the module; nothing is imported."""
+    """Return whether an import would find this top-level module, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # ValueError: already loaded, without a spec
+    except (ImportError, ValueError):  # find_spec raises ValueError for an imported module that has no spec
         return module in sys.modules
 
 
 def apex() -> dict[str, Any] | None:
-    """Describes the package that `import apex` would load, from its files."""
+    """Describe the package that `import apex` would load, from its files; None if there is no such package."""
     try:
         spec = importlib.util.find_spec("apex")
     except (ImportError, ValueError):
@@ -96,7 +102,7 @@ def apex() -> dict[str, Any] | None:
 
 
 def driver_and_gpus() -> dict[str, Any]:
-    """The GPUs and the driver of this machine, as listed by the kernel module; needs no library of the driver."""
+    """Return the GPUs and the driver version of this machine, which the kernel module lists in /proc/driver/nvidia."""
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for card in cards for line in _lines(card) if line.startswith("Model:")]
     return {"gpus": [name for name in names if name], "driver": nvidia_driver_query.kernel_module_version()}

@@ -1,6 +1,7 @@
-"""Collects the folders and paths that determine which files this interpreter imports and loads, in one framed document.
+"""Collects the folders and paths that determine which files this interpreter imports and loads.
 
-It hashes nothing and imports no package: the host reads the files itself.
+The result is one document, written as a frame. This module computes no checksums and imports no package, because the
+host reads the files itself.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from envbuild.selftest.inventory.cuda_library_finder import Bounds, ld_folders, 
 from envbuild.selftest.inventory.environment_collector import job_nonce
 
 _SEARCH = Bounds(seconds=60.0)
-# Their folder lib/ has the libraries of the whole system, of which only CUDA's are collected.
+# The folder lib/ of these prefixes contains the libraries of the whole system, of which only CUDA's are collected.
 _SYSTEM_PREFIXES = ("/", "/usr", "/usr/local")
 
 
 def main(job: Any, out: int = 1) -> int:
-    """Write the document for this interpreter, in a frame with the job's nonce."""
+    """Write the document about this interpreter as a frame with the job's nonce, and return the exit status."""
     nonce = job_nonce(job)
     if nonce is None:
         return BAD_JOB

@@ -1,7 +1,7 @@
-"""Reports which libraries the loader really uses: imports torch, calls version functions that need no GPU, reads
-/proc/self/maps.
+"""Determines which CUDA libraries the loader really uses, and which versions they report.
 
-All of this must run in a separate process (forked_work.py), because third-party code is loaded and may crash.
+It imports torch, reads /proc/self/maps, and calls the version functions of the libraries, which need no GPU. This must
+run in a separate process (forked_work.py), because it loads third-party code, which may crash.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from envbuild.selftest.harness.forked_work import Tell
 from envbuild.selftest.inventory import mapped_library_origins
 from envbuild.selftest.inventory.cuda_library_finder import library_of_file
 
-# cuDNN loads its sub-libraries on first use; these checks of a sub-library's version load it and use no GPU.
+# cuDNN loads its sub-libraries when they are first used. Each of these functions checks the version of a sub-library,
+# and therefore loads it. They need no GPU.
 _CUDNN_PARTS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnOpsInferVersionCheck")
 
 
 def torch(tell: Tell) -> None:
-    """Import torch; report its version, CUDA and architectures, the mapped libraries and the versions they report."""
+    """Import torch, and report its version, its CUDA version, its architectures, the mapped CUDA libraries and their
+    versions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = importlib.import_module("torch")
@@ -40,16 +42,20 @@ def torch(tell: Tell) -> None:
 
 
 def _architectures(module: Any) -> str:
-    """The architectures as "sm_80 sm_90 compute_90"; unlike torch.cuda.get_arch_list(), not empty without a GPU."""
+    """Return torch's architectures, such as "sm_80 sm_90 compute_90".
+
+    torch.cuda.get_arch_list() is not used, because it returns an empty list without a GPU.
+    """
     ask = getattr(getattr(module, "_C", None), "_cuda_getArchFlags", None)
     return str((ask() if ask else None) or "")
 
 
 def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
-    """Work that loads libcublas alone, and then libcublasLt by its path: the order of torch 2.10.0, and of a program
-    without torch.
+    """Return a function that loads libcublas, and then libcublasLt by its path `lt`, and reports the mapped libcublasLt
+    after each step.
 
-    libcublas finds its libcublasLt by RUNPATH; the loader searches LD_LIBRARY_PATH first.
+    torch 2.10.0 loads the libraries in this order, and so does a program without torch. When libcublas is loaded, the
+    loader searches its libcublasLt first in LD_LIBRARY_PATH, and then in the RUNPATH of libcublas.
     """
 
     def work(tell: Tell) -> None:
@@ -63,8 +69,10 @@ def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
 
 
 def identify(path: str) -> Callable[[Tell], None]:
-    """Work that queries one file's version. A libcublasLt in the same folder is loaded first, because libcublas could
-    load a different one.
+    """Return a function that reports the version of one library file.
+
+    For libcublas, the libcublasLt in the same folder is loaded first, because libcublas could otherwise load a
+    different one.
     """
 
     def work(tell: Tell) -> None:
@@ -83,7 +91,10 @@ def _copies() -> list[str]:
 
 
 def reported(paths: Iterable[str]) -> dict[str, str]:
-    """Path -> version that the library reports; left out if it has no such function or cannot be loaded."""
+    """Load the libraries, and return by path the version that each reports.
+
+    Libraries that cannot be loaded, or do not report a version, are left out.
+    """
     found: dict[str, str] = {}
     for path in paths:
         ask = ASKED.get(library_of_file(Path(path).name) or "")
@@ -110,7 +121,10 @@ def _load_cudnn_parts() -> None:
 
 
 def _property(function: str) -> Callable[[ctypes.CDLL], str]:
-    """Query through cublasGetProperty or a similar function: major, minor and patch by number."""
+    """Return a function that queries the version of a library through `function`, such as cublasGetProperty.
+
+    Properties 0, 1 and 2 are the major version, the minor version and the patch level.
+    """
 
     def ask(library: ctypes.CDLL) -> str:
         parts, value = [], ctypes.c_int(-1)
@@ -124,7 +138,8 @@ def _property(function: str) -> Callable[[ctypes.CDLL], str]:
 
 
 def _cudnn(library: ctypes.CDLL) -> str:
-    """cuDNN's version: 8902 is 8.9.2, 91900 is 9.19.0. The factor of the major version changed with cuDNN 9."""
+    """Return cuDNN's version. Its number 8902 is 8.9.2; from cuDNN 9 on, the major version has a larger factor: 91900
+    is 9.19.0."""
     library.cudnnGetVersion.restype = ctypes.c_size_t
     number = int(library.cudnnGetVersion())
     weight = 10000 if number >= 90000 else 1000
@@ -132,7 +147,8 @@ def _cudnn(library: ctypes.CDLL) -> str:
 
 
 def _nccl(library: ctypes.CDLL) -> str:
-    """NCCL's version: 22005 is 2.20.5. Until 2.8 the factors were 1000 and 100: 2708 is 2.7.8."""
+    """Return NCCL's version. Its number 22005 is 2.20.5. Until NCCL 2.8, the major version had the factor 1000: 2708 is
+    2.7.8."""
     value = ctypes.c_int()
     if library.ncclGetVersion(ctypes.byref(value)) != 0:
         return ""

@@ -1,8 +1,9 @@
-"""Determines which shared libraries a process has mapped, which distribution each belongs to, and whether it is
-unmodified.
+"""Determines which shared libraries a process has mapped, to which distribution each library belongs, and whether the
+library is unmodified.
 
-A library's version is that of the distribution whose RECORD lists its path with its sha256. A library that no RECORD
-lists is "unowned". Needs only the standard library; nothing is imported or loaded.
+A library belongs to the distribution whose RECORD lists its path, and has the version of this distribution. It is
+unmodified if RECORD also has its sha256. A library that no RECORD lists is "unowned". This module needs only the
+standard library, and loads none of the libraries.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 from envbuild.selftest.inventory import distribution_records
 from envbuild.selftest.inventory.distribution_records import Recorded
 
-# Libraries that torch uses: its own, CUDA's, and the OpenMP and BLAS libraries in wheels.
+# The libraries of torch's family: torch's own, CUDA's, and the OpenMP and BLAS libraries in wheels.
 _FAMILY = re.compile(
     r"lib(torch|c10|caffe2|shm|cublas|cudnn|nccl|cudart|nvrtc|nvJitLink|cufft|curand|cusolver|cusparse|cupti|nvshmem"
     r"|gomp|iomp5|openblas|scipy_openblas|mkl)[^/]*\.so"
 )
-# At most one copy of each may be mapped, and those of one group must come from one folder.
+# At most one copy of each of these libraries may be mapped. All libraries of a group must be in the same folder.
 _CUDA_GROUPS = {
     "cublas": re.compile(r"libcublas(Lt)?\.so"),
     "cudnn": re.compile(r"libcudnn[^/]*\.so"),
@@ -39,8 +40,8 @@ _STEM = re.compile(r"^(.*?)(-[0-9a-f]{8})?\.so\b.*$")
 class MappedLibrary:
     """A shared library file.
 
-    `owner` is "distribution==version" or "unowned". `record`: whether its sha256 matches RECORD; None for "unowned".
-    `sha256` is None if the mapped file no longer exists.
+    `version`: that of its distribution; None if it is unowned. `owner`: "distribution==version" or "unowned". `record`:
+    whether its sha256 is that in RECORD; None if it is unowned. `sha256`: None if the file cannot be read.
     """
 
     name: str
@@ -56,12 +57,12 @@ class MappedLibrary:
 
     @property
     def stem(self) -> str:
-        """The name without its version and without the hash that auditwheel adds: libcublas for libcublas.so.12."""
+        """The file name without ".so", its version and the hash that auditwheel adds: libcublas for libcublas.so.12."""
         return _STEM.sub(r"\1", self.name)
 
     @property
     def is_pythons_own(self) -> bool:
-        """Whether this is a module of Python's standard library, which belongs to no distribution."""
+        """Whether this is an extension module of Python's standard library, which does not belong to a distribution."""
         return "/lib-dynload/" in self.path
 
     def document(self) -> dict[str, Any]:
@@ -70,15 +71,18 @@ class MappedLibrary:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The libraries, and the versions of the installed distributions by normalised name."""
+    """Libraries and the distributions to which they may belong.
+
+    `distributions`: the versions of the installed distributions, by normalised name.
+    """
 
     libraries: tuple[MappedLibrary, ...]
     distributions: Mapping[str, str]
-    records: Mapping[str, Sequence[Recorded]]  # by the path of every library in a RECORD
+    records: Mapping[str, Sequence[Recorded]]  # real path of a library -> the RECORD entries that list it
 
 
 def mapped_paths(maps: str) -> tuple[str, ...]:
-    """The shared libraries in the text of /proc/PID/maps, sorted, without duplicates."""
+    """Return the paths of the shared libraries in the text of /proc/PID/maps, sorted and without duplicates."""
     paths = (line.split(None, 5)[5] for line in maps.splitlines() if len(line.split(None, 5)) == 6)
     return tuple(sorted({path for path in paths if path.startswith("/") and ".so" in Path(path).name}))
 
@@ -88,7 +92,7 @@ def mapped(pid: str = "self") -> tuple[str, ...]:
 
 
 def libraries_below(roots: Iterable[str]) -> tuple[str, ...]:
-    """The shared libraries below the folders, mapped or not, sorted."""
+    """Return the real paths of all shared libraries in the folders and their subfolders, sorted."""
     paths = (path for root in roots for path in Path(root).rglob("*.so*") if path.is_file())
     return tuple(sorted({os.path.realpath(path) for path in paths}))
 
@@ -98,15 +102,16 @@ def take_inventory(
     path_entries: Sequence[str] | None = None,
     hashed: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Inventory:
-    """The inventory of these files, based on the RECORDs of the distributions on `path_entries` (None: sys.path).
+    """Return the inventory of these library files, based on the RECORDs of the distributions on `path_entries`.
 
-    `hashed`: sha256 of files that were already read.
+    If `path_entries` is None, sys.path is used. `hashed`: the sha256 of files that were hashed earlier.
     """
     return _judged({}, paths, *_records(path_entries), hashed)
 
 
 def more(first: Inventory, paths: Sequence[str]) -> Inventory:
-    """The inventory of these files, reusing the first one: only files that it does not contain are hashed."""
+    """Return the inventory of these library files. Files that are already in the inventory `first` are not hashed
+    again."""
     known = {library.path: library for library in first.libraries}
     return _judged(known, paths, first.distributions, first.records)
 
@@ -127,19 +132,20 @@ def _judged(
 
 
 def _records(path_entries: Sequence[str] | None) -> tuple[dict[str, str], dict[str, list[Recorded]]]:
-    """The distributions' versions by normalised name, and the RECORD entries of each library."""
+    """Return the versions of the distributions by normalised name, and the RECORD entries of each library by real
+    path."""
     distributions: dict[str, str] = {}
     records: dict[str, list[Recorded]] = {}
     for distribution in distribution_records.found_distributions(path_entries):
         name = distribution_records.normalise(str(distribution.metadata["Name"]))
-        distributions.setdefault(name, distribution.version)  # an import uses the first on the path
+        distributions.setdefault(name, distribution.version)  # imports use the first distribution on the path
         for _, path, sha256 in distribution_records.recorded_libraries(distribution):
             records.setdefault(path, []).append(Recorded(name, distribution.version, sha256))
     return distributions, records
 
 
 def library_faults(inventory: Inventory) -> list[str]:
-    """Faults of the mapped libraries of torch's family, one sentence each."""
+    """Return the faults of the libraries of torch's family (_FAMILY) in the inventory, one sentence for each fault."""
     family = [library for library in inventory.libraries if library.is_family]
     owners = {_STEM.sub(r"\1", Path(path).name): found[0].owner for path, found in inventory.records.items()}
     wrong = [fault for library in family for fault in [_fault(library, owners)] if fault]
@@ -153,7 +159,7 @@ def library_faults(inventory: Inventory) -> list[str]:
 
 
 def _fault(library: MappedLibrary, owners: Mapping[str, str]) -> str | None:
-    """The fault of one library, if any. `owners`: the owner of every library in a RECORD, by its stem."""
+    """Return the fault of one library, or None. `owners`: maps the stem of each library in a RECORD to its owner."""
     if library.record is False:
         return f"{library.path} is not the file that {library.owner} recorded"
     if library.record is not None:
@@ -178,7 +184,10 @@ def _copies(members: Sequence[MappedLibrary]) -> list[str]:
 
 
 def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> MappedLibrary:
-    """Describe a library file. If several distributions list it, its owner is the one whose checksum matches."""
+    """Describe a library file.
+
+    If several distributions list the file, its owner is the one whose sha256 matches, or else the first one.
+    """
     name = Path(path).name
     if not records:
         return MappedLibrary(name, path, None, sha256, "unowned", None)

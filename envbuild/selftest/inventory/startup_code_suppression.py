@@ -1,5 +1,6 @@
-"""Prevents packages from running code at startup: sets sys.path without running imports in `.pth` files, and disables
-the entry points of torch.backends.
+"""Prevents packages from running code when Python starts or torch is imported.
+
+It extends sys.path without running the import lines of `.pth` files, and disables the entry points of torch.backends.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from envbuild.selftest.inventory.startup_files import pth_lines, runs
 
 
 def disable_backends() -> None:
-    """Keep `import torch`, in this process and its children, from running the entry points of torch.backends."""
+    """Disable the entry points of torch.backends, which `import torch` would run, in this process and its children."""
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 
 def extend_path(variables: bool) -> None:
-    """Add the package folders to sys.path of a Python started with -S, without running code of packages.
+    """Add the package folders to sys.path if Python was started with -S, without running code of packages.
 
-    `variables`: also add what a normally started Python adds: the folders of PYTHONPATH, the user's packages, and the
-    folders and archives (but never the imports) in `.pth` files.
+    With `variables`, also add the other folders that Python adds without -S: those in PYTHONPATH, the user's package
+    folder, and the folders and archives that `.pth` files name. Import lines of `.pth` files never run.
     """
     if not sys.flags.no_site:
         return
     inner, outer = _virtual_environment()
     if inner:
-        sys.prefix = sys.exec_prefix = inner  # before Python 3.14 the module site does this
+        sys.prefix = sys.exec_prefix = inner  # before Python 3.14, the module site does this, which -S disables
     added = site.getsitepackages([inner]) if inner else []
     if outer or not inner:
         if variables and not os.environ.get("PYTHONNOUSERSITE"):
             added.append(site.getusersitepackages())
         added += site.getsitepackages(outer or None)
-    if variables:  # in the order of Python: a folder, then those that its `.pth` files add
+    if variables:  # in the same order as Python: each folder is followed by the entries of its `.pth` files
         added = [entry for folder in dict.fromkeys(added) for entry in (folder, *_named(Path(folder)))]
         named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
         added = [*named, *added]
@@ -45,9 +46,12 @@ def extend_path(variables: bool) -> None:
 
 
 def _virtual_environment() -> tuple[str, list[str]]:
-    """The virtual environment's folder ("" without one), and the installation whose packages it also uses."""
+    """Return the folder of the virtual environment, or "" without one.
+
+    The second result is the base installation, in a list, if the virtual environment also uses its packages, else [].
+    """
     folder = Path(sys.executable).absolute().parent
-    for prefix in (folder.parent, folder):  # in the order of Python
+    for prefix in (folder.parent, folder):  # in the order in which Python searches pyvenv.cfg
         with contextlib.suppress(OSError):
             said = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").lower().splitlines()
             values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in said)}
@@ -56,7 +60,7 @@ def _virtual_environment() -> tuple[str, list[str]]:
 
 
 def _named(folder: Path) -> Iterator[str]:
-    """The folders and archives that a folder's `.pth` files add."""
+    """Yield the paths that the `.pth` files in a folder add to sys.path."""
     for path in sorted(folder.glob("*.pth")):
         with contextlib.suppress(OSError):
             yield from (str(folder / line.rstrip()) for line in pth_lines(path.read_bytes()) if not runs(line))

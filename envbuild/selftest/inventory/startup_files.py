@@ -1,8 +1,8 @@
-"""Finds files whose code runs whenever Python starts: `.pth` files with import lines, sitecustomize and usercustomize;
-and entry points of torch.backends, whose code `import torch` runs.
+"""Finds files that make Python run code at every start: `.pth` files with import lines, sitecustomize and
+usercustomize. It also finds entry points in the group torch.backends, whose code `import torch` runs.
 
-They run in every program, including a self-test, even if nothing imports their package. The host uses `pth_lines`,
-`runs`, `loads_backend` and `MODULES` for wheels and layers.
+Such code runs in every program, including the self-test, even if nothing imports the package that contains it. On the
+host, envbuild uses `pth_lines`, `runs`, `loads_backend` and `MODULES` to check wheels and layers.
 """
 
 from __future__ import annotations
@@ -17,38 +17,43 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Debian's sitecustomize imports apport_python_hook from any folder on the path.
+# apport_python_hook is included because the sitecustomize of Debian imports it from any folder of sys.path.
 MODULES = ("sitecustomize", "usercustomize", "apport_python_hook")
-# importlib.metadata ignores the case of folder names and strips all brackets of a group name.
+# Both patterns accept what importlib.metadata accepts: it ignores the case of folder names, and strips all brackets
+# around the name of a group.
 ENTRY_POINTS = re.compile(r"[^/]*(dist|egg)-info/entry_points\.txt", re.IGNORECASE)
 _BACKENDS = re.compile(r"\[+\s*torch\.backends\s*\]")
 _LARGEST = 1 << 20
 
 
 def pth_lines(content: bytes) -> list[str]:
-    """The lines of a `.pth` file that are not comments, with every line ending that any Python release accepts."""
+    """Return the lines of a `.pth` file that are neither empty nor comments.
+
+    Lines are split at all line endings that any Python release accepts.
+    """
     found = content.decode("utf-8-sig", "replace").splitlines()
     return [line for line in found if line.strip() and not line.startswith("#")]
 
 
 def runs(line: str) -> bool:
-    """Whether Python runs this line of a `.pth` file; any other line names a folder for sys.path."""
+    """Return whether Python runs this line of a `.pth` file as code. All other lines are paths to add to sys.path."""
     return line.startswith(("import ", "import\t"))
 
 
 def loads_backend(entry_points: bytes) -> bool:
-    """Whether this entry_points.txt makes `import torch` run code of its distribution (group torch.backends).
+    """Return whether this entry_points.txt makes `import torch` run code of its distribution (group torch.backends).
 
-    A file of 1 MiB or more counts as yes.
+    For a file of 1 MiB or more, the result is always true, because such a file is not searched.
     """
     found = entry_points.decode("utf-8", "replace").splitlines()
     return len(entry_points) >= _LARGEST or any(_BACKENDS.match(line.strip()) for line in found)
 
 
 def find_startup_files(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Find startup files in `folders` (of sys.path) and in the folders that `.pth` files there add.
+    """Find startup files in `folders` (those of sys.path) and in the folders that their `.pth` files add.
 
-    Each row has the path, its sha256 and the distribution whose RECORD lists it (`owners`: by real path).
+    Each row has the path of the file, its sha256, and the distribution to which it belongs, or None. `owners` maps real
+    paths to distributions.
     """
     found = {path: None for folder in dict.fromkeys(folders) for path in _files(Path(folder))}
     found.update((path, None) for path in _replacements())
@@ -92,7 +97,7 @@ def _files(folder: Path, follow: bool = True) -> Iterator[Path]:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether a module has no statements, like Debian's sitecustomize."""
+    """Return whether the file is a Python module without statements, such as the sitecustomize of Debian."""
     if path.suffix != ".py":
         return False
     try:
@@ -102,7 +107,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _replacements() -> Iterator[Path]:
-    """Find `python._pth` files: one in the interpreter's folder replaces its whole sys.path."""
+    """Yield the interpreter's `._pth` files, such as `python3._pth`. Such a file replaces the whole sys.path."""
     for executable in {sys.executable, os.path.realpath(sys.executable)}:
         path = Path(f"{executable}._pth")
         if path.is_file():
