@@ -232,7 +232,7 @@ def _autocast() -> set[torch.dtype]:
 
     The tensors at a module's boundary do not show them: autocast also converts inside a module.
     """
-    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on
+    if hasattr(torch, "get_autocast_dtype"):  # exists since torch 2.4
         return {torch.get_autocast_dtype(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
     found = {torch.get_autocast_gpu_dtype()} if torch.is_autocast_enabled() else set()
     return found | ({torch.get_autocast_cpu_dtype()} if torch.is_autocast_cpu_enabled() else set())

@@ -22,7 +22,7 @@ from envbuild.selftest.distributed.rank_program import DONE, STEP, WRONG, Rank, 
 from envbuild.selftest.harness import forked_work, locked_temporary_folder
 from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 
-GRACE = 2.0  # seconds in which the other ranks may report after one rank failed
+GRACE = 2.0  # seconds that the other ranks have left after one rank has failed
 _VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 _LOG_LIMIT = 4 << 20  # the most bytes that are read of a rank's NCCL log
 # A frame in a stack from faulthandler, which lists the innermost function first.

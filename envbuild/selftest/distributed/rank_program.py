@@ -174,7 +174,7 @@ class Rank:
         """Return the input of a rank, on the host.
 
         The input consists of whole numbers. They are as large as possible while their sum over all ranks has at most
-        the bits in _DIGITS (24 bits for dtypes that are not listed there), which the dtype represents exactly. For
+        the number of bits in _DIGITS. The dtype represents such sums exactly. The default is 24 bits. For
         int64, they are up to about 2^40, so that float64, in which results are compared, represents their sum.
         uint8 inputs are below 251 and are not summed.
         """

@@ -31,7 +31,7 @@ from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 # The signals sent to a process that exceeded a limit, and the seconds that it has to exit after each signal. On
 # SIGABRT, faulthandler dumps the stack. A process that survives SIGKILL is blocked in the kernel, and is abandoned.
 _MEASURES = ((signal.SIGABRT, 1.0), (signal.SIGKILL, 5.0))
-_TICK = 0.02  # polling interval in seconds for a process that has closed its pipes but has not exited
+_TICK = 0.02  # polling interval in seconds while a process has closed its pipes but not exited
 _CHUNK = 1 << 16
 _RAISED = "raised at"
 _MOST_REPORTED = 8 << 20  # bytes

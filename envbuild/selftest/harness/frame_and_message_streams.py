@@ -23,7 +23,7 @@ FINGERPRINT = b"F"  # the fingerprint document, as JSON
 NOTE = b"N"  # a fault, as text; sent at once, because the process may die before it can send its result
 RESULT = b"R"  # the probe's result, as JSON; the last message
 _KINDS = (ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT)
-DOCUMENTS = {ENVIRONMENT: "environment", FINGERPRINT: "fingerprint"}  # message kind: kind of the resulting frame
+DOCUMENTS = {ENVIRONMENT: "environment", FINGERPRINT: "fingerprint"}  # kind of a message -> kind of its frame
 _HEADER = struct.Struct(">cII")
 _MESSAGE_LIMIT = 32 << 20
 

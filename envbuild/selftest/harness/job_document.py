@@ -39,7 +39,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class JobError(Exception):
-    """The job document is invalid; `faults` holds one sentence for each fault."""
+    """Raised if the job document is invalid; `faults` has one sentence for each fault."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))
@@ -97,7 +97,7 @@ class JobDocument:
 
     @property
     def allow_tf32(self) -> bool:
-        """Whether float32 products may use TF32; torch's flags are set accordingly."""
+        """Whether matrix products and convolutions in float32 may use TF32; probe_process sets torch's flags so."""
         return self.settings.get("allow_tf32", False)
 
 

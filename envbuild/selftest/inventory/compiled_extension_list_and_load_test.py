@@ -58,8 +58,8 @@ class ExtensionFile:
 def extension_rows(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
     """Return a row for each file of each compiled extension, and whether a limit shortened the list.
 
-    In a row, "there" is whether the file exists, and "tried" is whether loading was tried. "failure" is the reason why
-    loading failed, or why loading a loadable file was not tried, or None.
+    In a row, "there" is whether the file exists, and "tried" is whether the self-test tried to load it. "failure" is
+    the reason why loading failed, or why a loadable file was not tried; otherwise it is None.
     """
     files, cut = _files()
     failures = _loaded([item for item in files if item.loadable], has_torch)

@@ -30,7 +30,7 @@ _MOST_SEGMENTS, _MOST_DYNAMIC, _MOST_NOTES, _LONGEST = 256, 1 << 16, 1 << 16, 1 
 X86_64 = 62
 
 HWCAPS = "glibc-hwcaps"
-"""In each folder that the loader searches, it prefers libraries in a subfolder of this name."""
+"""The loader prefers libraries in a subfolder of this name to those in the folder itself."""
 LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # such subfolders before glibc 2.37
 
 

@@ -21,7 +21,7 @@ _MOST = 500
 _ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
 
 Wheels = Mapping[str, Mapping[str, str]]
-"""By "name==version", sha256 by path below site-packages."""
+"""Maps the "name==version" of a wheel to the sha256 of its files, by path relative to site-packages."""
 
 
 @dataclass

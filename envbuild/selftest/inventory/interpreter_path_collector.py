@@ -32,7 +32,7 @@ def main(job: Any, out: int = 1) -> int:
     if nonce is None:
         return BAD_JOB
     startup_code_suppression.extend_path(variables=True)
-    FrameWriter(take(out), nonce)(describe_interpreter(sys.path[1:]))  # the first entry is the self-test itself
+    FrameWriter(take(out), nonce)(describe_interpreter(sys.path[1:]))  # sys.path[0] is the self-test
     return OK
 
 

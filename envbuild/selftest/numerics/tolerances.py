@@ -196,9 +196,9 @@ def attention_gradient_cap(dtype: torch.dtype, logit: float, depth: int, length:
     """Return the maximum tolerance of a gradient of any attention kernel, relative to the gradient's `spread`.
 
     An implementation that keeps all intermediate results in `dtype` rounds the logits, with the error 3 u `logit` that
-    enters twice, as in the forward pass. In addition to attention_gradient_floor, it has 7 roundings (7 u): two of the
-    probabilities, and one each of their gradients, of the gradients of the logits, of the row sum, of the scaled
-    factor, and of the result when it is scaled back.
+    enters twice, as in the forward pass. In addition to the roundings in attention_gradient_floor, it rounds seven
+    times (7 u). It rounds the probabilities twice, and once each their gradients, the gradients of the logits, the row
+    sum and the scaled factor. It rounds the result once more when it scales the result back.
     """
     u = factor_roundoff(dtype, tf32)
     floor = attention_gradient_floor(dtype, logit, depth, length, tf32)

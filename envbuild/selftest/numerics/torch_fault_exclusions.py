@@ -18,8 +18,8 @@ import torch
 class KnownFault:
     """A known fault: torch computes these `results` of `operation` wrongly on devices of type `device`.
 
-    The fault affects a combination of parameter values if each parameter in `where` has one of the values listed there,
-    and no parameter in `unless` has one of the values listed there. `torch`: the release in which the fault was
+    `where` and `unless` list values of parameters. The fault affects a case if each parameter in `where` has a value
+    listed there, and no parameter in `unless` has a value listed there. `torch`: the release in which the fault was
     observed; earlier releases were not tested.
     """
 
