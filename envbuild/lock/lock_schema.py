@@ -96,6 +96,8 @@ class BuilderEntry(Model):
 
 
 class Content(Model):
+    """Everything that determines an image; the sha256 of it is the lock's id."""
+
     platform: Platform
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     base: Bootstrap | ImageEntry

@@ -91,7 +91,7 @@ def _scales(point: Point) -> list[Fraction]:
     if point["argument"] == "factor" and not point["mode"].endswith("aligned") and point["mode"] != "area":
         return [1 / factor for factor in _factors(point)]
     is_aligned = point["mode"].endswith("aligned")
-    return [resize_matrices.ratio(n, out, is_aligned) for n, out in zip(_sizes(point), _outputs(point))]
+    return [resize_matrices.scale_of(n, out, is_aligned) for n, out in zip(_sizes(point), _outputs(point))]
 
 
 def _is_resize(point: Point) -> bool:
@@ -164,12 +164,12 @@ def _resized_exactly(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Expec
 
 def _side(mode: str, n: int, out: int, scale: Fraction) -> Side:
     if mode == "area":
-        return resize_matrices.area(n, out)
+        return resize_matrices.area_side(n, out)
     if mode.startswith("nearest"):
-        return resize_matrices.nearest(n, out, scale, is_centred=mode == "nearest-exact")
+        return resize_matrices.nearest_side(n, out, scale, is_centred=mode == "nearest-exact")
     if mode.endswith("antialias"):
-        return resize_matrices.antialiased(n, out, scale, is_cubic=mode.startswith("bicubic"))
-    build = resize_matrices.linear if mode.startswith("linear") else resize_matrices.cubic
+        return resize_matrices.antialiased_side(n, out, scale, is_cubic=mode.startswith("bicubic"))
+    build = resize_matrices.linear_side if mode.startswith("linear") else resize_matrices.cubic_side
     return build(n, out, scale, is_aligned=mode.endswith("aligned"))
 
 

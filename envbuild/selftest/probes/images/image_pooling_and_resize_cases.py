@@ -53,7 +53,7 @@ def _averages(n: int, kernel: int, stride: int, padding: int) -> Side:
 
 
 def _parts(n: int, kernel: int, stride: int, padding: int) -> Side:
-    return resize_matrices.area(n, kernel + 1)
+    return resize_matrices.area_side(n, kernel + 1)
 
 
 def _resized(n: int, stride: int, padding: int) -> int:
@@ -62,12 +62,12 @@ def _resized(n: int, stride: int, padding: int) -> int:
 
 def _nearest(n: int, kernel: int, stride: int, padding: int) -> Side:
     out = _resized(n, stride, padding)
-    return resize_matrices.nearest(n, out, resize_matrices.ratio(n, out, is_aligned=False))
+    return resize_matrices.nearest_side(n, out, resize_matrices.scale_of(n, out, is_aligned=False))
 
 
 def _linear(n: int, kernel: int, stride: int, padding: int, is_aligned: bool) -> Side:
     out = _resized(n, stride, padding)
-    return resize_matrices.linear(n, out, resize_matrices.ratio(n, out, is_aligned), is_aligned)
+    return resize_matrices.linear_side(n, out, resize_matrices.scale_of(n, out, is_aligned), is_aligned)
 
 
 def _interpolate(x: torch.Tensor, kernel: int, stride: int, padding: int, **how: object) -> torch.Tensor:

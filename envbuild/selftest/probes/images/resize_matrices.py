@@ -55,21 +55,21 @@ class Side:
         return Side(self.matrix.t(), self.error)
 
 
-def ratio(n: int, out: int, is_aligned: bool) -> Fraction:
+def scale_of(n: int, out: int, is_aligned: bool) -> Fraction:
     """Return the number of input elements per output element for these sizes."""
     if is_aligned:
         return Fraction(n - 1, out - 1) if out > 1 else Fraction(0)
     return Fraction(n, out)
 
 
-def area(n: int, out: int) -> Side:
+def area_side(n: int, out: int) -> Side:
     """Return averages of the elements from floor(i n / out) to ceil((i + 1) n / out), exclusive."""
     number, place = torch.arange(out)[:, None], torch.arange(n)
     inside = ((place >= number * n // out) & (place < -(-(number + 1) * n // out))).to(torch.float64)
     return Side(inside / inside.sum(1, keepdim=True))
 
 
-def nearest(n: int, out: int, scale: Fraction, is_centred: bool = False) -> Side:
+def nearest_side(n: int, out: int, scale: Fraction, is_centred: bool = False) -> Side:
     """Return, for each output, the input element that contains the start of the output, or its centre if
     `is_centred`."""
     shift = Fraction(1, 2) if is_centred else Fraction(0)
@@ -77,14 +77,14 @@ def nearest(n: int, out: int, scale: Fraction, is_centred: bool = False) -> Side
     return Side((places[:, None] == torch.arange(n)).to(torch.float64))
 
 
-def linear(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
+def linear_side(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
     place = _places(out, scale, is_aligned).clamp(0, n - 1)
     matrix = (1 - (place[:, None] - torch.arange(n)).abs()).clamp(min=0)
     error = _error(scale, POSITION * n + LINEAR_ROUNDINGS)
     return Side(matrix, error, COMPLEMENT if error else 0.0)
 
 
-def cubic(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
+def cubic_side(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
     """Return the cubic weights. Positions beyond the border read the border element."""
     place = _places(out, scale, is_aligned)
     matrix, first = torch.zeros(out, n, dtype=torch.float64), place.floor()
@@ -96,7 +96,7 @@ def cubic(n: int, out: int, scale: Fraction, is_aligned: bool) -> Side:
     return Side(matrix, _error(scale, SLOPE * POSITION * n + CUBIC_ROUNDINGS))
 
 
-def antialiased(n: int, out: int, scale: Fraction, is_cubic: bool) -> Side:
+def antialiased_side(n: int, out: int, scale: Fraction, is_cubic: bool) -> Side:
     """Return the weights of a kernel that is as wide as an output element if the image is reduced, as in PIL (with a =
     -1/2). The weights of an output add up to 1."""
     centre = (torch.arange(out, dtype=torch.float64) + 0.5) * float(scale)

@@ -17,14 +17,14 @@ from envbuild.selftest.probes.images.resize_matrices import Side
 
 N = 9
 BUILT = {
-    "linear": lambda out, is_aligned: resize_matrices.linear(N, out, ratio(out, is_aligned), is_aligned),
-    "cubic": lambda out, is_aligned: resize_matrices.cubic(N, out, ratio(out, is_aligned), is_aligned),
+    "linear": lambda out, is_aligned: resize_matrices.linear_side(N, out, ratio(out, is_aligned), is_aligned),
+    "cubic": lambda out, is_aligned: resize_matrices.cubic_side(N, out, ratio(out, is_aligned), is_aligned),
 }
 TAPS = range(-1, 3)
 
 
 def ratio(out: int, is_aligned: bool) -> Fraction:
-    return resize_matrices.ratio(N, out, is_aligned)
+    return resize_matrices.scale_of(N, out, is_aligned)
 
 
 def resized(out: int, **how: Any) -> torch.Tensor:
@@ -46,17 +46,17 @@ def test_a_matrix_is_torchs_in_float64(kind: str, is_aligned: bool, out: int) ->
 @pytest.mark.parametrize("is_cubic", [False, True])
 def test_an_antialiased_matrix_is_torchs_in_float64(is_cubic: bool, out: int) -> None:
     found = resized(out, mode="bicubic" if is_cubic else "bilinear", antialias=True)
-    built = resize_matrices.antialiased(N, out, ratio(out, is_aligned=False), is_cubic)
+    built = resize_matrices.antialiased_side(N, out, ratio(out, is_aligned=False), is_cubic)
     assert float((built.matrix - found).abs().max()) < 1e-13
 
 
 @pytest.mark.parametrize("out", [1, 4, 9, 13, 27])
 def test_copied_and_averaged_elements_are_torchs(out: int) -> None:
     scale = ratio(out, is_aligned=False)
-    assert torch.equal(resize_matrices.nearest(N, out, scale).matrix, resized(out, mode="nearest"))
-    centred = resize_matrices.nearest(N, out, scale, is_centred=True).matrix
+    assert torch.equal(resize_matrices.nearest_side(N, out, scale).matrix, resized(out, mode="nearest"))
+    centred = resize_matrices.nearest_side(N, out, scale, is_centred=True).matrix
     assert torch.equal(centred, resized(out, mode="nearest-exact"))
-    assert float((resize_matrices.area(N, out).matrix - resized(out, mode="area")).abs().max()) < 1e-15
+    assert float((resize_matrices.area_side(N, out).matrix - resized(out, mode="area")).abs().max()) < 1e-15
 
 
 def test_weights_that_fall_on_one_element_at_a_border_have_at_most_this_slope() -> None:
@@ -101,15 +101,15 @@ def test_a_position_in_float32_has_at_most_these_roundings(n: int) -> None:
 def test_a_sum_of_one_element_is_exact_and_a_scale_of_1_copies() -> None:
     x = torch.arange(1.0, 1 + 2 * N, dtype=torch.float64).view(1, 1, 2, N)
     same = (
-        resize_matrices.linear(2, 2, Fraction(1), is_aligned=False),
-        resize_matrices.antialiased(N, N, Fraction(1), is_cubic=True),
+        resize_matrices.linear_side(2, 2, Fraction(1), is_aligned=False),
+        resize_matrices.antialiased_side(N, N, Fraction(1), is_cubic=True),
     )
     found = resize_matrices.weighted(x, same, torch.float32)
     assert torch.equal(found.value, x) and not found.bound.any()
 
 
 def test_an_element_just_beyond_the_taps_is_within_the_tolerance_and_one_further_away_is_not() -> None:
-    side = resize_matrices.linear(N, 2 * N - 1, ratio(2 * N - 1, is_aligned=True), is_aligned=True)
+    side = resize_matrices.linear_side(N, 2 * N - 1, ratio(2 * N - 1, is_aligned=True), is_aligned=True)
     x = torch.full((1, 1, N), 5.0, dtype=torch.float64)
     x[..., 4] = -5.0
     exact = resize_matrices.weighted(x, [side], torch.float32)
@@ -124,7 +124,7 @@ def test_an_element_just_beyond_the_taps_is_within_the_tolerance_and_one_further
 def test_linear_weights_that_are_rounded_to_the_dtype_are_within_the_tolerance(dtype: torch.dtype) -> None:
     """The elements with the small weights are the large ones, so that roundings of each term do not explain it."""
     out = 178
-    side = resize_matrices.linear(65, out, resize_matrices.ratio(65, out, is_aligned=True), is_aligned=True)
+    side = resize_matrices.linear_side(65, out, resize_matrices.scale_of(65, out, is_aligned=True), is_aligned=True)
     x = torch.where(torch.arange(65) % 2 == 0, 9.0, 1.0).to(torch.float64).view(1, 1, -1)
     exact = resize_matrices.weighted(x, [side], dtype)
     got = F.interpolate(x.to(dtype), out, mode="linear", align_corners=True)
