@@ -261,7 +261,7 @@ def test_a_project_file_that_was_changed_since_is_left(project: Venv) -> None:
     file = project.prefix.parent / "pyproject.toml"
     file.write_text(file.read_text() + "# mine\n")
     done = envbuild("fix", "--python", str(project.prefix), "--undo")
-    assert done.code == 0 and f"Left as it is, because it was changed since: {file}" in done.stdout
+    assert done.code == 0 and f"Not restored, because it was changed after --apply: {file}" in done.stdout
     assert file.read_text().endswith("# mine\n")
     assert project.cublas() == "12.1.3"
 
