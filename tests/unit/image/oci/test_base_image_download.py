@@ -274,7 +274,7 @@ def test_an_interrupted_download_leaves_nothing_and_goes_on_with_the_next_layer(
         BASE.configuration.replace(b'"Env"', b'"env"'),
         BASE.configuration.replace(b"/usr/bin", b"\\ud800"),
         BASE.configuration.replace(b"sha256:", b"sha512:"),
-        BASE.configuration.replace(b'"diff_ids": [', b'"diff_ids": ["sha256:0", '),
+        BASE.configuration.replace(b'"diff_ids": [', b'"diff_ids": ["sha256:' + b"0" * 64 + b'", '),
     ],
 )  # fmt: skip
 def test_an_invalid_configuration_is_refused(registry: Registry, raw: bytes) -> None:
