@@ -194,8 +194,8 @@ def _log_options() -> list[click.Parameter]:
 
 
 def _complete(command: click.Command) -> None:
-    """Add the log options to a command and to all its subcommands, so that they can be given after the other options.
-    Add the list of examples to its help."""
+    """For a command and all its subcommands: add the log options, so that they can be given after the other options,
+    and move the examples in the help to a list at its end."""
     if not any("--debug" in parameter.opts for parameter in command.params):  # not if it was done already
         command.params += _log_options()
         command.help = _with_list_of_examples(command.help or "")

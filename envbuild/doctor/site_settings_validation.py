@@ -52,7 +52,8 @@ def site_faults() -> list[Fault]:
 
 
 def complete(error: SettingsError) -> None:
-    """Add all other errors in the settings file to `error`, the one that a command found first."""
+    """If all faults of `error` are in the settings file, add the file's other faults that `site_faults` finds. An error
+    without faults, or with a fault elsewhere, stays as it is."""
     file = display(user_folders.config_file())
     if error.faults and all(fault.file == file for fault in error.faults):
         try:

@@ -77,8 +77,9 @@ _WORLD = ("", "0")
 
 
 def works(log: Log, count: int | None) -> Works:
-    """Reads the last work of each rank in one process group: the group with most ranks in the log. Without such lines,
-    reads the collectives in which ranks timed out. `count`: the number of ranks, None if unknown."""
+    """Reads the last work of each rank in one process group: the group with the most ranks in the log. If no line
+    reports a last work, `timed_out` and `behind` come from the lines about timeouts. `diverged` always comes from
+    these. `count`: the number of ranks, None if unknown."""
     groups: dict[str, dict[int, Work]] = {}
     for line in log.lines:  # all lines: find() samples lines that differ only in their numbers
         place = line.text.find(_LAST)

@@ -169,7 +169,8 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
 
 
 def _full(engine: Engine) -> DiskError:
-    """Return the error for a full disk: the engine's disk, or one to which the docker client writes."""
+    """Return the error for a disk that became full during the build: the engine's or this machine's. It shows the free
+    space of the folders to which envbuild writes and, without a named builder, of the engine's data folder."""
     folder = None if engine.builder else engine.data_folder
     where = "" if folder else ", the engine's or this machine's"
     return disk_space.full([folder, *disk_space.written_folders()], f"the disk became full during the build{where}")

@@ -39,8 +39,8 @@ def distribution_name(wheel: Path) -> str:
 
 @thread_safe_cache
 def listing(wheel: Path) -> Listing:
-    """The files that a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any
-    other unreadable wheel."""
+    """The files that a wheel installs. If the wheel cannot be read, raises HashMismatch if it was damaged in the store,
+    otherwise LockError. Damage that leaves the list of files readable is not detected."""
     with _readable(wheel), wheel.open("rb") as stream:
         return wheel_file_lists_and_clashes.read(stream, wheel.name)
 

@@ -336,7 +336,8 @@ def require_no_failure(result: MakeResult) -> None:
     failures = result.run.failures()
     named = [failure.probe for failure in failures if failure.probe]
     details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
-    hints = details if named or len(failures) > 1 else []  # otherwise the message has the only detail
+    # a single failure without a probe: the message already contains its detail
+    hints = details if named or len(failures) > 1 else []
     if result.run.out_of_memory and result.memory_gb:
         hints.append(f"its container is limited to {result.memory_gb:g} GB: selftest: memory_gb in the profile")
     raise CheckFailed(

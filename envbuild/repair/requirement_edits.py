@@ -46,7 +46,8 @@ def pin_metadata(file: Path, name: str, version: str) -> None:
 
 def override_project(file: Path, requirements: Sequence[str]) -> None:
     """Add requirements to [tool.uv] override-dependencies in a pyproject.toml. Raises FileError, with the lines to add
-    by hand, if the file cannot be read or edited."""
+    by hand, if the file cannot be read, is not TOML, or has a form that cannot be edited; OSError if it cannot be
+    written."""
     by_hand = f"add by hand, under [tool.uv]: {_KEY} = {json.dumps(list(requirements))}"
     try:
         text = file.read_text(encoding="utf-8")

@@ -86,9 +86,9 @@ class ComparedOperation:
 @dataclass(frozen=True)
 class Comparison:
     """The result of a comparison. `verdict`: the worst kind of all passes. `first`: the first difference beyond
-    rounding, or, without such a difference, the first one. `growth`: the first operation that is right on golden input
-    and wrong in the free-running pass, where its input is the output of the operations before it; None if there is
-    none."""
+    rounding, or, without such a difference, the first one. `growth`: the first operation that is correct on golden
+    input and wrong in the free-running pass, where its input is the output of the operations before it; None without
+    such an operation."""
 
     verdict: Verdict
     first: Pass | None
@@ -292,8 +292,8 @@ class FingerprintRow:
 @dataclass(frozen=True)
 class FingerprintDiffDocument:
     """The document of `diff` for two fingerprints. `first`: the first difference beyond rounding, or, without such a
-    difference, the first one. `growth`: the first operation that is right on golden input, but wrong on the output of
-    the operations before it."""
+    difference, the first one. `growth`: the first operation that is correct on golden input, but wrong on the output
+    of the operations before it."""
 
     state: Verdict
     a: FingerprintRow

@@ -20,7 +20,7 @@ _PULLED = ("apptainer", "pyxis")  # these have no image store, so they always pu
 @dataclass(frozen=True)
 class SlurmSite:
     """The settings of a Slurm site. `folder`: the folder for jobs, shared with the nodes; None: the user's state
-    folder. `gres`: GPU id -> the site's name for the GPU.
+    folder. `gres`: GPU id -> Slurm's gres name of the GPU, such as gpu:nvidia_h20 for h20; default: gpu:h20.
 
     `mem`: memory on a node; None: the limit of the self-test's container plus a margin. `program`: the path of the
     container runtime on the nodes, if it is not on PATH there. `requeue`: queue the job again after a node failure or a

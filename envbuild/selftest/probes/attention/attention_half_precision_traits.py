@@ -27,7 +27,9 @@ from envbuild.selftest.numerics import tolerances
 
 DTYPES = (torch.float16, torch.bfloat16)
 QUERIES, KEYS, DEPTH = 64, 4096, 64
-BLOCK = 16  # number of products that a tensor core adds at a time; the accumulator is rounded after each such block
+# the most fp16 or bf16 products that a tensor core adds at a time (Hopper, Blackwell; older ones 4 or 8); the
+# accumulator is rounded after each block
+BLOCK = 16
 PROBLEMS = ("unscaled", "scaled", "output", "scores", "scores")
 
 # Takes q, k and v. Returns the output, or None if no kernel supports these inputs.

@@ -15,9 +15,9 @@ from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import product
 
-# A float16 sum that has reached 2048 does not grow if 1 is added. Tensor cores add 16 products at a time before they
-# round, and float16 represents 2048 + 16. In the second case, any 16 neighbouring products therefore contain at most
-# one 1.
+# A float16 sum that has reached 2048 does not grow if 1 is added. Tensor cores add at most 16 fp16 products at a time
+# (Hopper, Blackwell; older ones 4 or 8), and the accumulator is rounded after each block. float16 represents 2048 + 16.
+# In the second case, any 16 neighbouring products therefore contain at most one 1.
 START, LENGTH, APART = 2048, 4096, 16
 SUMS = {
     f"{START} + {LENGTH - 1} x 1": slice(1, None),

@@ -406,7 +406,8 @@ def _sizes(point: Point, seed: int) -> list[Size]:
 
 
 def _near(numbers: random.Random, sizes: Sequence[int]) -> int:
-    """Return one of these sizes; half of the time one next to the multiple at their centre."""
+    """Return one of these sizes. Half of the time it is the multiple at their centre or a direct neighbour of it,
+    otherwise any size. For the multiple 0, all sizes are equally likely."""
     if len(sizes) > REACH and numbers.random() < 0.5:
         return sizes[-1] - REACH + NEAREST[int(numbers.random() * len(NEAREST))]
     return sizes[int(numbers.random() * len(sizes))]

@@ -46,7 +46,8 @@ def norm_torch(context: Context) -> None:
 
 
 def check_norms(context: Context, norms: Sequence[Norm]) -> None:
-    """Run all cases of these norms. Raises Skip if no norm supports any pair of dtypes, and none was required to."""
+    """Run the cases of these norms. If the first case of a pair of dtypes is refused, the pair's other cases are left
+    out. Raises Skip if no norm supports any pair of dtypes, and none was required to."""
     pairs: dict[str, dict[str, str]] = {norm.name: {} for norm in norms}
     context.traits.update(pairs=pairs, needs_upcast=[], accumulates_in_half=[])
     for first, *others in norm_case_groups(norms):

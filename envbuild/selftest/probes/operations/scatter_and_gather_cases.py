@@ -37,8 +37,10 @@ BY_ROW = ("index", "index_reduce")  # groups with one index for all rows
 
 
 def case(point: Point, seed: int) -> Case:
-    """Build a case with x (outer, inner, length), indices into its last dimension, and `others` with one element for
-    each index."""
+    """Build a case with x (outer, inner, length) and, in most groups, `others` (outer, inner, count) and `count`
+    indices into the last dimension of x, for each row or one list for all rows. `pairs` has pairs of indices into the
+    last and the first dimension, `masks` a mask. `masks`, `scatter of a number` and `gather` of integers have no
+    `others`."""
     dtype, group, count = point["dtype"], point["group"], point["count"]
     shape = point["outer"], point["inner"], point["length"]
     x, others = hashed_inputs.whole(shape, seed, 9), hashed_inputs.whole((*shape[:2], count), seed + 1, 3)
