@@ -128,25 +128,34 @@ def sample() -> Lock:
     return lock_file.parse(as_yaml(data).decode(), "a lock")
 
 
-SMUGGLED: dict[str, Callable[[str], str]] = {
-    "an instruction": lambda text: text.replace("\nLABEL", "\nRUN evil\nLABEL"),
-    "a variable": lambda text: text.replace("\nLABEL", '\nENV LD_PRELOAD="/x"\nLABEL'),
-    "a directive": lambda text: f"# syntax=evil\n{text}",
-    "a shell": lambda text: text.replace("RUN --network=none", "RUN sh -c id\nRUN --network=none", 1),
-    "the network": lambda text: text.replace("--network=none", "--network=default", 1),
-    "a mount": lambda text: text.replace("source=bin,", "source=/,", 1),
-    "another hash": lambda text: text.replace("--hash=sha256:", "--hash=sha256:0", 1),
-    "an argument": lambda text: text.replace('"debs", \\', '"debs", \\\n     "x", \\', 1),
-    "an entry point": lambda text: text.replace('CMD ["python"]', 'ENTRYPOINT ["evil"]\nCMD ["python"]'),
+SMUGGLED: dict[str, tuple[str, Callable[[str], str]]] = {
+    "an instruction": ("Dockerfile", lambda text: text.replace("\nLABEL", "\nRUN evil\nLABEL")),
+    "a variable": ("Dockerfile", lambda text: text.replace("\nLABEL", '\nENV LD_PRELOAD="/x"\nLABEL')),
+    "a directive": ("Dockerfile", lambda text: f"# syntax=evil\n{text}"),
+    "a command": ("Dockerfile", lambda text: text.replace("-m venv --without-pip", "-m evil", 1)),
+    "another command": ("Dockerfile", lambda text: text.replace("rm -rf /tmp/tools", "evil; rm -rf /tmp/tools")),
+    "another mount": ("Dockerfile", lambda text: text.replace("target=/etc/pip.conf", "target=/opt/venv/pip.conf")),
+    "another hash": ("Dockerfile", lambda text: text.replace("--hash=sha256:", "--hash=sha256:0", 1)),
+    "a package": ("Dockerfile", lambda text: text.replace("\nPACKAGES\n", "\nevil=1\nPACKAGES\n")),
+    "an entry point": ("Dockerfile", lambda text: text.replace("CMD [", 'ENTRYPOINT ["evil"]\nCMD [')),
+    "a shell": ("Dockerfile for extensions", lambda text: text.replace("RUN -", "RUN sh -c id\nRUN -", 1)),
+    "the network": ("Dockerfile for extensions", lambda text: text.replace("network=none", "network=default", 1)),
+    "a mount": ("Dockerfile for extensions", lambda text: text.replace("source=bin,", "source=/,", 1)),
+    "an argument": (
+        "Dockerfile for extensions",
+        lambda text: text.replace('"debs", \\', '"debs", \\\n     "x", \\', 1),
+    ),
+    "a wheel's hash": ("Dockerfile for extensions", lambda text: text.replace("hash=sha256:", "hash=sha256:0", 1)),
 }
 
 
 @pytest.mark.parametrize("name", SMUGGLED)
 def test_the_oracle_sees_what_is_smuggled_into_a_dockerfile(sample: Lock, name: str) -> None:
-    renderer = RENDERERS[0]
+    kind, smuggle = SMUGGLED[name]
+    (renderer,) = (one for one in RENDERERS if one.name == kind)
     text = renderer.render(sample)
     renderer.judge(text, sample)
-    spoiled = SMUGGLED[name](text)
+    spoiled = smuggle(text)
     assert spoiled != text
     with pytest.raises(AssertionError):
         renderer.judge(spoiled, sample)
@@ -154,7 +163,7 @@ def test_the_oracle_sees_what_is_smuggled_into_a_dockerfile(sample: Lock, name: 
 
 @pytest.mark.parametrize("line", ["evil", "--index-url https://evil.example", "numpy==1.0 ; evil", "-r evil.txt"])
 def test_the_oracle_sees_what_is_smuggled_into_a_requirement_file(sample: Lock, line: str) -> None:
-    for renderer in RENDERERS[1:]:
+    for renderer in RENDERERS[1:3]:
         text = renderer.render(sample)
         renderer.judge(text, sample)
         with pytest.raises(AssertionError):
