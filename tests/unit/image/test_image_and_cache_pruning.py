@@ -335,6 +335,10 @@ def test_the_files_of_a_base_image_stay_as_long_as_a_lock_names_it(locked: Lock)
             base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
     names = {path.name for path in folder.iterdir()}
     assert len(names) == 7, "two manifests, two configurations, three layers"
+    recent = image_and_cache_pruning.caches([], [locked])
+    assert not [item for item in recent if item.kind == "images"], "`verify --rebuild` may use them"
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
     for name in (".incoming-x", ".incoming-now"):
         (folder / name).touch()
     os.utime(folder / ".incoming-x", (0, 0))
