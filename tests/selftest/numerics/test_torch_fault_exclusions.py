@@ -185,12 +185,14 @@ def test_a_gradient_is_left_out_where_the_output_padding_reaches_the_stride() ->
         assert halves <= results(**{**point, **change}), change
 
 
-def test_gradients_of_a_strided_1x1_convolution_are_left_out_in_channels_last() -> None:
+@pytest.mark.parametrize(("dtype", "turn"), [("fp32", 0), ("bf16", 1)])  # the dtype that has the layout of the point
+def test_gradients_of_a_strided_1x1_convolution_are_left_out_in_channels_last(dtype: str, turn: int) -> None:
     point = {name: values[0] for name, values in STRIDED.where.items() if name != "dtype"}
-    point = {**point, "mode": "gradients", "bias": True, "dilation": (1, 1, 1)}
-    left_out = {"fp32 gradient of the weights", "fp32 gradient of the bias"}
-    assert not left_out & results(**point)
-    assert "fp32 gradient of the input" in results(**point)
+    point = {**point, "mode": "gradients", "bias": True, "dilation": (1, 1, 1), "turn": turn}
+    left_out = {f"{dtype} gradient of the weights", f"{dtype} gradient of the bias"}
+    there = results(**point)
+    assert not left_out & there
+    assert {f"{dtype} gradient of the input", "fp16 gradient of the weights"} <= there
     for change in (
         {"rank": 1},
         {"rank": 3},
