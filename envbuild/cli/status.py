@@ -166,9 +166,7 @@ def _line(found: Status) -> str:
     """Return a line with a profile's state, the reasons or the image, and the next command."""
     why = "; ".join(found.details)
     if found.image and not why:
-        lacks = dict.fromkeys(lack for proof in found.proofs for lack in proof.unconfined)
-        proved = "; ".join(proof.reason for proof in found.proofs)
-        why = f"{found.image.id} ({proved}{', less confined: ' if lacks else ''}{'; '.join(lacks)})"
+        why = f"{found.image.id} ({'; '.join(proof.reason for proof in found.proofs)})"
     return printable(f"{found.name}: {found.state}: {why}; next: {found.next}")
 
 

@@ -48,7 +48,7 @@ class NvccLinksLayer:
             names = {path.removeprefix(f"{home}/lib/") for path in files if path.startswith(f"{home}/lib/")}
         if not version.startswith(f"{self.release}."):
             text = f"{self.home}/bin/nvcc is of CUDA {version}, torch of {self.release}"
-            raise BuildError(text, hint="lock again: envbuild lock NAME")
+            raise BuildError(text, hint="lock again: envbuild lock NAME --upgrade")
         links = missing_links({name for name in names if "/" not in name})
         entries = [LayerLink(f"{home}/lib/{link}", target) for link, target in links.items()]
         return write_layer([LayerLink(f"{home}/lib64", "lib"), *entries], packed, plain)

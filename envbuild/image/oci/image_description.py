@@ -225,7 +225,7 @@ def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
     name = f"python{lock.python}"
     version = next((deb.version for deb in (*lock.base, *lock.apt) if deb.name == name), "")
     if not version:
-        raise BuildError(f"the lock's base has no package {name}", hint="lock again: envbuild lock")
+        raise BuildError(f"the lock's base has no package {name}", hint="lock again: envbuild lock NAME --upgrade base")
     upstream = re.split(r"[-+~]", version.rpartition(":")[2], maxsplit=1)[0]
     tar = inputs.base if any(deb.name == name for deb in lock.base) else inputs.apt_base
     return DescribedLayer(
@@ -246,7 +246,7 @@ def _archive(lock: Lock, inputs: ImageInputs, archive: Archive) -> DescribedLaye
     title, folder = f"{archive.name} {archive.version}", FOLDERS[archive.name]
     release = lock.nvcc.release if lock.nvcc and lock.nvcc.home == folder else ""
     if release and not archive.version.startswith(f"{release}."):
-        raise LockError(f"{title} is not for CUDA {release}", hint="lock again: envbuild lock")
+        raise LockError(f"{title} is not for CUDA {release}", hint="lock again: envbuild lock NAME --upgrade")
     file = inputs.archives.path(archive.sha256, archive.name)
     history = f"envbuild: archive {title} sha256:{archive.sha256} in {folder}"
     real = inputs.on_image[1].folders[archive.name] if inputs.on_image else folder
