@@ -60,11 +60,19 @@ def write_layers(
     """Download the parts of an image, and find the digest and size of each layer. Only layers that are not in the cache
     are written. `again`: write all layers, and raise BuildError if one differs from the cached one."""
     description = describe_image(context, plan, lock, wheels).value
+    image = find_layer_digests(context, lock, description, again=again)
+    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
+
+
+def find_layer_digests(
+    context: StepContext, lock: Lock, description: ImageDescription, *, again: bool = False
+) -> OciImage:
+    """Find the digest and size of each layer of a described image. Only layers that are not in the cache are written,
+    or all with `again`. Raises what `write_layers` raises, and HashMismatch after removing a file that was damaged."""
     learn = layer_blobs.write_layers_again if again else layer_blobs.learn_layers
     # Layers that two images share are written once.
     with process_locks.exclusive("_layers", "writes layers", context.progress.say), intact_files(lock):
-        image = learn(description, context.progress.line)
-    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
+        return learn(description, context.progress.line)
 
 
 @contextlib.contextmanager
