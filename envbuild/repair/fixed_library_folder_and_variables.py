@@ -25,7 +25,7 @@ from envbuild.repair import dynamic_loader_search, repair_plan
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.repair.repair_run import RepairRefused
 from envbuild.repair.required_changes import LibraryPin
-from envbuild.util import temporary_files, user_folders
+from envbuild.util import process_locks, temporary_files, user_folders
 from envbuild.util.errors import CheckFailed, HashMismatch
 
 _LIST = "libraries.json"
@@ -120,16 +120,19 @@ def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Seq
 
 def library_folder(pin: LibraryPin, python: str, say: Callable[[str], None]) -> Path:
     """Return the folder with the libraries of a wheel. The wheel is downloaded once; the checksum of each file is
-    checked at every call."""
+    checked at every call. If several processes need the folder at the same time, one of them makes it, and the others
+    wait."""
     folder = user_folders.cache_folder("libraries") / f"{pin.distribution}-{pin.version}"
     if _is_intact(folder):
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    wheel = _fetched(pin, python, say)
-    say(f"unpacking {wheel.name} to {folder}")
-    with temporary_files.folder("libraries", folder.parent) as made:
-        unpack_libraries(wheel, made / "new")
-        (made / "new").replace(folder)
+    with process_locks.exclusive(f"_libraries-{folder.name}", f"unpacks {folder.name}", say):
+        if not _is_intact(folder):  # another process may have made it before this one got the lock
+            shutil.rmtree(folder, ignore_errors=True)
+            wheel = _fetched(pin, python, say)
+            say(f"unpacking {wheel.name} to {folder}")
+            with temporary_files.folder("libraries", folder.parent) as made:
+                unpack_libraries(wheel, made / "new")
+                (made / "new").replace(folder)
     return folder
 
 

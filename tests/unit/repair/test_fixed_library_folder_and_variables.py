@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,29 @@ def test_the_private_folder_is_complete_or_written_again(wheels: Path) -> None:
     (folder / "libevil.so").touch()
     fixed_library_folder_and_variables.library_folder(pin, "3.11", notes.append)
     assert notes and not (folder / "libevil.so").exists()
+
+
+def test_programs_that_start_at_the_same_time_share_one_folder(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As several tasks of srun do with a shared home: each finds that the folder is missing."""
+    is_intact, both_looked = fixed_library_folder_and_variables._is_intact, threading.Barrier(2)
+    looked, notes = threading.local(), list[str]()
+
+    def look(folder: Path) -> bool:
+        found = is_intact(folder)
+        if not hasattr(looked, "before"):
+            looked.before = True
+            both_looked.wait(timeout=30)
+        return found
+
+    monkeypatch.setattr(fixed_library_folder_and_variables, "_is_intact", look)
+    pin = LibraryPin("cublas", "nvidia-cublas-cu12", "12.4.5.8", None)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(fixed_library_folder_and_variables.library_folder, pin, "3.11", notes.append) for _ in range(2)
+        ]
+        first, second = (call.result() for call in calls)
+    assert first == second and is_intact(first)
+    assert sum(note.startswith("unpacking ") for note in notes) == 1
 
 
 def test_a_programs_exit_code_and_signals() -> None:
