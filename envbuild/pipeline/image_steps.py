@@ -24,7 +24,7 @@ from envbuild.lock import lock_changes, lock_creation_and_update, lock_file, whe
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
-from envbuild.pipeline.layer_steps import load_layers, write_layers
+from envbuild.pipeline.layer_steps import load_layers, require_describable_image, write_layers
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -161,7 +161,8 @@ def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> St
 
 
 def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple[BuiltWheel, ...]]:
-    """Return the wheels of the extensions: from the cache, or else compiled from source."""
+    """Return the wheels of the extensions: from the cache, or else compiled from source. Raises what
+    `require_describable_image` raises before anything is compiled."""
     extensions = recipe.lock.extensions
     found = [extension_wheel_build.find_wheel(recipe.lock, one) for one in extensions]
     wheels = tuple(
@@ -174,6 +175,7 @@ def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple
 def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedExtension) -> BuiltWheel:
     lock, progress = recipe.lock, context.progress
     disk_space_needs.require_disk_space(context.engine, lock, compiling=True)
+    require_describable_image(context, lock)
     build_downloads.fetch_image_parts(recipe.plan, lock, progress)
     build_downloads.fetch_compiler_and_sources(recipe.plan, lock, extension, progress)
     return extension_wheel_build.compile_wheel(_build_order(context, recipe), extension)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from envbuild.image import buildx
 from envbuild.image.docker_engine import Engine, Image
@@ -37,16 +38,30 @@ def compiled_wheels(loaded: LoadedProfile, lock: Lock) -> tuple[BuiltWheel, ...]
     return tuple(found)
 
 
+def require_describable_image(context: StepContext, lock: Lock) -> None:
+    """Download the base image of a lock, if it names one, and raise the errors of `describe_image` that do not depend
+    on its compiled extensions: an unsuitable base image, too many layers. Compiling extensions may take hours, so this
+    comes first."""
+    uncompiled = {one.name: WheelOfLayer(Path(one.name), "") for one in lock.extensions}
+    _fetch_base_and_describe(context, lock, uncompiled)
+
+
+def _fetch_base_and_describe(
+    context: StepContext, lock: Lock, compiled: Mapping[str, WheelOfLayer]
+) -> ImageDescription:
+    build_downloads.fetch_base_image(lock, context.progress)
+    if lock.image:
+        context.progress.line("reading the base image")
+    return lock_image_lookup_and_recipe.describe_lock(lock, compiled)
+
+
 def describe_image(
     context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel]
 ) -> StepResult[ImageDescription]:
     """Describe the image of a lock, and download the files from which its layers are written. `wheels`: the wheels of
     its extensions."""
     files = {one.name: WheelOfLayer(one.path, one.sha256) for one in wheels}
-    build_downloads.fetch_base_image(lock, context.progress)
-    if lock.image:
-        context.progress.line("reading the base image")
-    description = lock_image_lookup_and_recipe.describe_lock(lock, files)
+    description = _fetch_base_and_describe(context, lock, files)
     build_downloads.make_bases(lock, context.progress)
     build_downloads.fetch_image_parts(plan, lock, context.progress)
     if wheels:
