@@ -21,7 +21,7 @@ from envbuild.image.oci.image_description import ImageDescription, ImageInputs, 
 from envbuild.lock.lock_file import Lock
 from envbuild.registry.image_content_reader import Config
 from envbuild.util import strict_and_canonical_json, user_folders
-from envbuild.util.errors import BuildError
+from envbuild.util.errors import BuildError, LockError
 from envbuild.util.untrusted_input_errors import Refusal
 
 
@@ -97,7 +97,7 @@ def matches(record: Record, lock: Lock) -> bool:
         return False
     try:
         return record.recipe == recipe_digest(lock, record.extensions)
-    except BuildError:  # the image of this lock cannot be described any more
+    except (BuildError, LockError):  # this envbuild refuses to describe the image; an older one described it
         return False
 
 

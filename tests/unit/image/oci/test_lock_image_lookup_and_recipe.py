@@ -85,6 +85,18 @@ def test_a_lock_that_cannot_be_described_has_no_image(locked: Lock) -> None:
     assert lock_image_lookup_and_recipe.older_image(engine(image_of()), without) == image_of()
 
 
+@pytest.mark.parametrize("on_image", [False, True])
+def test_an_image_of_more_layers_than_are_allowed_today_is_older(
+    locked: Lock, monkeypatch: pytest.MonkeyPatch, on_image: bool
+) -> None:
+    """After an upgrade that allows fewer layers, `status` and `push` say that an older envbuild built the image."""
+    lock, image = on_base_image(locked) if on_image else locked, image_of()
+    record(lock, image)
+    monkeypatch.setattr(image_description, "MAX_LAYERS", 2)
+    assert lock_image_lookup_and_recipe.existing_image(engine(image), lock) is None
+    assert lock_image_lookup_and_recipe.older_image(engine(image), lock) == image
+
+
 def on_base_image(locked: Lock, digest: str = "a") -> Lock:
     return dataclasses.replace(locked, suite=None, image=f"a.example/b@sha256:{digest * 64}", base=(), apt=())
 
