@@ -14,7 +14,7 @@ from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.report import profile_and_image_diff
 from envbuild.report.profile_and_image_diff import ChangedValue, Diff, DiffSide, Pair
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.util.errors import LockError, UsageError, printable, some
+from envbuild.util.errors import LockError, UsageError, printable
 
 _LOCK = ".lock.yaml"
 
@@ -120,12 +120,14 @@ def _lines(found: Diff) -> Iterator[str]:
     yield from _group("environment", found.environment)
     yield from _group("advisories", found.advisories or ())
     if found.layers:
-        yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
+        # the number of layers of a base image is unknown
+        count = "" if b.on_image else f": {len(found.layers)} of {len(b.layers)}"
+        yield f"layers of {b.name} that {a.name} does not have{count}"
         yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
     for pair in found.files or ():
         yield f"layer {pair.layer}: {pair.difference or 'the same files in another order'}"
     for side in (a, b):
-        yield f"{side.name}: {some(len(side.layers), 'layer')}, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
+        yield f"{side.name}: {side.layer_count}, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
     if found.only_configuration:
         yield "the layers are the same: they differ only in configuration"
     elif found.new_bytes is not None and not found.same:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -12,8 +11,12 @@ from packaging.utils import canonicalize_name
 from envbuild.facts import database
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
+from envbuild.image.oci import layer_order
+from envbuild.image.oci.layer_order import LayerSource, SingleLayer, WheelGroup
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
+from envbuild.util.errors import some
 from envbuild.util.json_output_types import Digest
 
 if TYPE_CHECKING:  # comparing profiles must not import the engine's client library
@@ -35,7 +38,8 @@ class DiffLayer:
 class DiffSide:
     """One side of a comparison. `kind`: profile, lock or image. `basics`: settings such as Python and CUDA, different
     ones for each kind. `advisories`: None for a lock, which names no GPUs. `bytes`: the total size, counted as `unit`
-    says (to fetch, or in the engine); None if a part is unknown. `id`: the id of an image; `lock`: the id of a lock."""
+    says (to fetch, or in the engine); None if a part is unknown. `id`: the id of an image; `lock`: the id of a lock;
+    `on_image`: whether the first of `layers` stands for all layers of a base image."""
 
     name: str
     kind: str
@@ -48,6 +52,13 @@ class DiffSide:
     unit: str
     id: str | None = None
     lock: str | None = None
+    on_image: bool = False
+
+    @property
+    def layer_count(self) -> str:
+        """The number of layers, in words. Those of a base image are not counted."""
+        own = some(len(self.layers) - self.on_image, "layer")
+        return f"a base image and {own}" if self.on_image else own
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,8 @@ class SideRow:
 class DiffDocument:
     """The document of `diff`. `state`: configuration if the layers are the same and something else differs. `settings`,
     `pins`, `environment`, `advisory_states`: the values that differ. `layers`: the layers of `b` that `a` does not
-    have. `layers` and `advisory_states` are null if the sides are of kinds that cannot be compared in this.
+    have. `layers` and `advisory_states` are null if the sides are of kinds that cannot be compared in this. The base
+    image that a lock names counts as one layer.
     `new_bytes`: the size of `layers`, counted as the `unit` of `b` says. `files`: the result of --files."""
 
     state: Literal["same", "configuration", "different"]
@@ -184,7 +196,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
     if choice:
         known = choice.situation
         basics |= {"gpus": ", ".join(gpu.id for gpu in known.gpus) or None, "cuda": known.cuda, "driver": choice.driver}
-    layers = (_base(lock), *_layers(lock))
+    layers = tuple(_layers(lock))
     return DiffSide(
         name=name,
         kind="profile" if choice else "lock",
@@ -196,6 +208,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
         bytes=_total(layers),
         unit="to fetch",
         lock=lock.id,
+        on_image=lock.image is not None,
     )
 
 
@@ -227,33 +240,43 @@ def _total(layers: Sequence[DiffLayer]) -> int | None:
     return sum(known) if len(known) == len(layers) else None
 
 
+def _layers(lock: Lock) -> Iterator[DiffLayer]:
+    """Yield the layers in the order of the image. The hashes of a layer's files identify it. A base image is one entry:
+    the number of its layers is not in the lock. Whether an image has links for the nvcc of a base image is not in the
+    lock either; such a layer, of no bytes to fetch, is left out."""
+    for source in layer_order.layer_sources(lock):
+        if source is not SingleLayer.BASE_NVCC:
+            yield _layer(lock, source)
+
+
+def _layer(lock: Lock, source: LayerSource) -> DiffLayer:
+    match source:
+        case WheelGroup():
+            identity = " ".join(locked.wheel.sha256 for locked in source.wheels)
+            return DiffLayer(source.name, identity, sum(locked.bytes for locked in source.wheels))
+        case Archive():
+            return _of_files(f"{source.name} {source.version}", [source])
+        case LockedExtension():
+            return DiffLayer(f"{source.name}, compiled from {source.digest[:12]}", source.digest, 0)
+        case SingleLayer.BASE:
+            return _base(lock)
+        case SingleLayer.APT:
+            return _of_files("Debian packages", lock.apt)
+        case SingleLayer.VENV:
+            return DiffLayer("virtual environment", lock.python, 0)
+        case SingleLayer.OVERRIDES:
+            return DiffLayer("overrides", " ".join(f"{one.name}=={one.version}" for one in lock.overrides), 0)
+        case SingleLayer.NVCC | SingleLayer.BASE_NVCC:
+            assert lock.nvcc
+            return DiffLayer("nvcc, of torch's CUDA", f"{lock.nvcc.home} {lock.nvcc.release}", 0)
+
+
 def _base(lock: Lock) -> DiffLayer:
     """Return the base layer. A base image is identified by its reference, which contains its digest. Its size is
     unknown: only its registry has it."""
     if lock.image:
         return DiffLayer(f"base {lock.image}", lock.image, None)
-    packages = " ".join(deb.sha256 for deb in lock.base)
-    return DiffLayer(f"base {lock.suite}", packages, sum(deb.bytes for deb in lock.base))
-
-
-def _layers(lock: Lock) -> Iterator[DiffLayer]:
-    """Yield the layers above the base. The hashes of a layer's files identify it."""
-    if lock.apt:
-        yield _of_files("Debian packages", lock.apt)
-    yield DiffLayer("virtual environment", lock.python, 0)
-    for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer):
-        wheels = list(group)
-        identity = " ".join(locked.wheel.sha256 for locked in wheels)
-        yield DiffLayer(name, identity, sum(locked.bytes for locked in wheels))
-    for archive in lock.archives:
-        yield _of_files(f"{archive.name} {archive.version}", [archive])
-    for one in lock.extensions:
-        yield DiffLayer(f"{one.name}, compiled from {one.digest[:12]}", one.digest, 0)
-    if lock.overrides:
-        pins = " ".join(f"{one.name}=={one.version}" for one in lock.overrides)
-        yield DiffLayer("overrides", pins, 0)
-    if lock.nvcc:
-        yield DiffLayer("nvcc, of torch's CUDA", f"{lock.nvcc.home} {lock.nvcc.release}", 0)
+    return _of_files(f"base {lock.suite}", lock.base)
 
 
 def _of_files(title: str, files: Sequence[Deb | Archive]) -> DiffLayer:

@@ -21,6 +21,7 @@ from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.resolve.torch_compatibility_and_advisories import AppliedState
 from envbuild.testrun.fingerprint_reader import Fingerprint
+from envbuild.util.errors import some
 from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState
 
 
@@ -62,10 +63,12 @@ class PageStatus:
 
 @dataclass(frozen=True)
 class PageLayer:
-    """A layer of the image. `bytes`: the size of the files to fetch for the layer; None for a base image, whose size is
-    not in the lock. `shared`: the other profiles whose image has the same layer."""
+    """A layer of the image, or all layers of a base image. `number`: its place in the image, from 1; None for an image
+    on a base image, whose number of layers is not in the lock. `bytes`: the size of the files to fetch for the layer;
+    None for a base image, whose size is not in the lock. `shared`: the other profiles whose image has the same layer.
+    """
 
-    number: int
+    number: int | None
     title: str
     bytes: int | None
     shared: tuple[str, ...]
@@ -77,6 +80,12 @@ class Layers:
 
     layers: tuple[PageLayer, ...]
     compared: int
+
+    @property
+    def count(self) -> str:
+        """The number of layers, in words. Those of a base image are not counted."""
+        own = sum(layer.bytes is not None for layer in self.layers)
+        return some(own, "layer") if own == len(self.layers) else f"a base image and {some(own, 'layer')}"
 
     def bytes(self, shared: bool | None = None) -> int:
         """Return the bytes of all layers; with `shared`, of the shared layers (true) or of the others (false)."""
@@ -303,9 +312,9 @@ def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
         for layer in profile_and_image_diff.of_lock(other, held).layers:
             holders.setdefault(layer.identity, []).append(other)
     found = [
-        # the size of a base image is not in the lock
+        # number and size of the layers of a base image are not in the lock
         PageLayer(
-            number,
+            None if lock.image else number,
             layer.title,
             None if number == 1 and lock.image else layer.bytes,
             tuple(holders.get(layer.identity, ())),

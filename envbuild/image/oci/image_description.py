@@ -5,7 +5,6 @@ The same lock, wheels of extensions and version of the compressor give the same 
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, Archive
+from envbuild.fetch.archive_spec import FOLDERS, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.image_naming import LOCK_LABEL
@@ -26,11 +25,11 @@ from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.nvcc_links import NvccLinksLayer
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.oci.base_image_download import BaseImage
-from envbuild.lock.lock_entry_types import Nvcc
-from envbuild.lock.lock_file import PACKAGES, Lock
+from envbuild.image.oci.layer_order import LayerSource, SingleLayer, WheelGroup, layer_sources
+from envbuild.lock.lock_entry_types import LockedExtension
+from envbuild.lock.lock_file import Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
-from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError, LockError
 
@@ -146,27 +145,11 @@ class OciImage:
 
 
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
-    """Describe the image of a lock. The layers that most images share come first, those of this profile last.
+    """Describe the image of a lock, with its layers in the order of `layer_sources`.
 
     Raises LockError if the image would have too many layers, BuildError if its base does not fit the lock.
     """
-    groups = [(name, tuple(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
-    overridden = {override.name for override in lock.overrides}
-    own = [group for group in groups if group[0] in overridden]
-    last = [group for group in groups if group[0] == PACKAGES]
-    shared = [group for group in groups if group not in own and group not in last]
-    layers = [
-        *_base(lock, inputs),
-        *_apt(lock, inputs),
-        _venv(lock, inputs),
-        *(_wheels(lock, inputs, *group) for group in shared),
-        *(_archive(lock, inputs, archive) for archive in lock.archives),
-        *(_wheels(lock, inputs, *group) for group in own),
-        *(_extension(lock, inputs, one.name, one.digest) for one in lock.extensions),
-        *(_wheels(lock, inputs, *group) for group in last),
-        *_overrides(lock, inputs),
-        *_nvcc(lock, inputs),
-    ]
+    layers = [layer for source in layer_sources(lock) for layer in _layers_of(lock, inputs, source)]
     if len(layers) > MAX_LAYERS:
         of_base = f", {len(inputs.on_image[0].layers)} of them of the base image" if inputs.on_image else ""
         hint = "name fewer packages" + (", or a base image of fewer layers" if of_base else "")
@@ -197,6 +180,28 @@ def _settings(lock: Lock, base_environment: Mapping[str, str]) -> dict[str, Any]
     }
 
 
+def _layers_of(lock: Lock, inputs: ImageInputs, source: LayerSource) -> Sequence[DescribedLayer]:
+    match source:
+        case WheelGroup():
+            return [_wheels(lock, inputs, source)]
+        case Archive():
+            return [_archive(lock, inputs, source)]
+        case LockedExtension():
+            return [_extension(lock, inputs, source)]
+        case SingleLayer.BASE:
+            return _base(lock, inputs)
+        case SingleLayer.APT:
+            return [_apt(lock, inputs)]
+        case SingleLayer.VENV:
+            return [_venv(lock, inputs)]
+        case SingleLayer.OVERRIDES:
+            return [_overrides(lock, inputs)]
+        case SingleLayer.NVCC:
+            return [_nvcc(lock, inputs)]
+        case SingleLayer.BASE_NVCC:
+            return _base_nvcc(lock, inputs)
+
+
 def _base(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
     if inputs.on_image is None:
         return [DescribedLayer("base", f"envbuild: {lock.suite}, {len(lock.base)} packages", BaseLayer(inputs.base))]
@@ -207,12 +212,10 @@ def _base(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
     ]
 
 
-def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    if not lock.apt:
-        return []
+def _apt(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
     packages = " ".join(f"{deb.name}={deb.version}" for deb in lock.apt)
     recipe = DifferenceLayer(inputs.base, inputs.apt_base)
-    return [DescribedLayer("Debian packages", f"envbuild: apt {packages}", recipe)]
+    return DescribedLayer("Debian packages", f"envbuild: apt {packages}", recipe)
 
 
 def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
@@ -233,9 +236,10 @@ def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
     )
 
 
-def _wheels(lock: Lock, inputs: ImageInputs, name: str, wheels: Sequence[LockedWheel]) -> DescribedLayer:
-    texts = (f"{one.wheel.name}=={one.wheel.version} --hash=sha256:{one.wheel.sha256}" for one in wheels)
-    return DescribedLayer(name, f"envbuild: wheels {' '.join(texts)}", WheelLayer(lock.python, _files(inputs, wheels)))
+def _wheels(lock: Lock, inputs: ImageInputs, group: WheelGroup) -> DescribedLayer:
+    texts = (f"{one.wheel.name}=={one.wheel.version} --hash=sha256:{one.wheel.sha256}" for one in group.wheels)
+    recipe = WheelLayer(lock.python, _files(inputs, group.wheels))
+    return DescribedLayer(group.name, f"envbuild: wheels {' '.join(texts)}", recipe)
 
 
 def _files(inputs: ImageInputs, wheels: Sequence[LockedWheel]) -> tuple[WheelOfLayer, ...]:
@@ -254,36 +258,31 @@ def _archive(lock: Lock, inputs: ImageInputs, archive: Archive) -> DescribedLaye
     return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, release, moved))
 
 
-def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> DescribedLayer:
-    wheel = inputs.compiled[name]
-    history = f"envbuild: {name} compiled from {source} --hash=sha256:{wheel.sha256}"
-    return DescribedLayer(name, history, WheelLayer(lock.python, (wheel,)))
+def _extension(lock: Lock, inputs: ImageInputs, extension: LockedExtension) -> DescribedLayer:
+    wheel = inputs.compiled[extension.name]
+    history = f"envbuild: {extension.name} compiled from {extension.digest} --hash=sha256:{wheel.sha256}"
+    return DescribedLayer(extension.name, history, WheelLayer(lock.python, (wheel,)))
 
 
-def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+def _overrides(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
     """The layer with the changed metadata of all wheels that require a different version of an overridden library."""
-    if not lock.overrides:
-        return []
     pins = tuple(sorted((override.name, override.version) for override in lock.overrides))
     history = f"envbuild: metadata requires {' '.join(f'{name}=={version}' for name, version in pins)}"
-    return [DescribedLayer("overrides", history, WheelLayer(lock.python, _files(inputs, lock.wheels), pins))]
+    return DescribedLayer("overrides", history, WheelLayer(lock.python, _files(inputs, lock.wheels), pins))
 
 
-def _nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The layer with the links for an nvcc from wheels or from the base image. For an nvcc from an archive, the
-    archive's layer has them."""
-    if lock.nvcc is None:
-        return []
-    if not lock.nvcc.home.startswith(f"{VENV}/"):
-        if inputs.on_image is None or any(archive.name == TOOLKIT for archive in lock.archives):
-            return []
-        return _nvcc_of_base(lock.nvcc, inputs.on_image[1])
+def _nvcc(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
+    """The layer with the links for an nvcc from wheels."""
+    assert lock.nvcc
     recipe = NvccLinksLayer(lock.python, _files(inputs, lock.wheels), lock.nvcc.home, lock.nvcc.release)
     history = f"envbuild: links of nvcc {lock.nvcc.release} in {lock.nvcc.home}"
-    return [DescribedLayer("nvcc, of torch's CUDA", history, recipe)]
+    return DescribedLayer("nvcc, of torch's CUDA", history, recipe)
 
 
-def _nvcc_of_base(nvcc: Nvcc, held: BaseContents) -> list[DescribedLayer]:
+def _base_nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+    """The layer with the links that the nvcc of a base image lacks, if it lacks any."""
+    assert lock.nvcc and inputs.on_image
+    nvcc, held = lock.nvcc, inputs.on_image[1]
     if held.nvcc != nvcc.release:
         found = f"is of CUDA {held.nvcc}" if held.nvcc else "is missing or of an unknown release"
         raise BuildError(

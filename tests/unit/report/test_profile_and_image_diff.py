@@ -12,10 +12,13 @@ import pytest
 
 from envbuild.cli import diff as command
 from envbuild.lock import lock_file
+from envbuild.lock.lock_entry_types import Overridden
+from envbuild.lock.lock_file import Lock
 from envbuild.report import profile_and_image_diff
 from envbuild.report.profile_and_image_diff import ChangedValue, DiffLayer, DiffSide
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EngineError
+from unit.image.oci import test_image_description
 from unit.saved import Engine, tar
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
@@ -98,6 +101,34 @@ def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:
     assert profile_and_image_diff.of_lock("sample", made).bytes == debs + sum(locked.bytes for locked in made.wheels)
 
 
+def of_all_kinds() -> Lock:
+    """A lock with archives, an override, an extension and packages of its own."""
+    lock = test_image_description.golden("devel-archive")
+    (extension,) = test_image_description.golden("extensions").extensions[:1]
+    return replace(lock, overrides=(Overridden("torch", "1", "2"),), extensions=(extension,))
+
+
+@pytest.mark.parametrize("name", ["cpu", "apt-layer", "devel-wheels", "devel-archive", "extensions", "of all kinds"])
+def test_the_layers_of_a_lock_are_those_of_its_image(name: str) -> None:
+    lock = of_all_kinds() if name == "of all kinds" else test_image_description.golden(name)
+    listed = [layer.title for layer in profile_and_image_diff.of_lock("a", lock).layers]
+    assert listed[0] == f"base {lock.suite}"
+    shown = [title.partition(", compiled from")[0] for title in listed[1:]]
+    assert ["base", *shown] == test_image_description.titles(lock)
+
+
+@pytest.mark.parametrize("with_archive", [False, True])
+def test_the_layers_on_a_base_image_are_those_of_the_image(with_archive: bool) -> None:
+    """All layers of the base image are one. The links of its nvcc, which it may have already, are not listed."""
+    lock = test_image_description.toolkit_of_base()
+    if with_archive:
+        lock = replace(lock, archives=test_image_description.golden("devel-archive").archives)
+    image = [layer.title for layer in test_image_description.on_base(lock).layers]
+    listed = [layer.title for layer in profile_and_image_diff.of_lock("a", lock).layers]
+    assert listed[0] == f"base {lock.image}"
+    assert listed[1:] == [title for title in image[2:] if title != "nvcc, of the base image"]
+
+
 def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project: Path) -> None:
     diff = envbuild("diff", "h20", "step-video", "--json").document
     assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in diff["advisory_states"]
@@ -116,7 +147,7 @@ def test_the_unknown_size_of_a_base_image_is_not_zero(project: Path) -> None:
     )
     lock_file.write(on_image, project / "b.lock.yaml", "b")
     assert (
-        f"b.lock.yaml: {len(found.b.layers)} layers, unknown size to fetch"
+        f"b.lock.yaml: a base image and {len(found.b.layers) - 1} layers, unknown size to fetch"
         in envbuild("diff", "h20", "b.lock.yaml").stdout
     )
 

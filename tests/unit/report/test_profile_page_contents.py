@@ -180,9 +180,28 @@ def test_the_size_of_a_base_image_by_digest_is_not_known(project: Path) -> None:
     base = {"image": f"example/base@sha256:{'0' * 64}"}
     data = {**PROFILE, "base": base, "apt": []}
     lock_file.write(lock_for(plan_of(project, data)), project / "profiles" / "sample.lock.yaml", "sample")
-    layers = {item["number"]: item["bytes"] for item in page("sample")["layers"]["layers"]}
-    assert (layers[1], layers[2]) == (None, 0)
-    assert "not known" in (project / "page.html").read_text(encoding="utf-8")
+    layers = page("sample")["layers"]["layers"]
+    assert {item["title"]: item["bytes"] for item in layers if not item["bytes"]} == {
+        f"base {base['image']}": None, "virtual environment": 0
+    }  # fmt: skip
+    shown = (project / "page.html").read_text(encoding="utf-8")
+    assert "not known" in shown
+
+
+def test_layers_above_a_base_image_have_no_numbers(project: Path) -> None:
+    """The lock does not state how many layers the base image has."""
+    for name, base in (("sample", {"image": f"example/base@sha256:{'0' * 64}"}), ("debian", PROFILE["base"])):
+        plan = plan_of(project, {**PROFILE, "base": base, "apt": []}, name)
+        lock_file.write(lock_for(plan), project / "profiles" / f"{name}.lock.yaml", name)
+        layers = page(name)["layers"]["layers"]
+        own = len(layers) - 1
+        shown = (project / "page.html").read_text(encoding="utf-8")
+        if name == "sample":
+            assert {layer["number"] for layer in layers} == {None}
+            assert f"to fetch in a base image and {own} layers." in shown and ">number " not in shown
+        else:
+            assert {layer["number"] for layer in layers} == set(range(1, own + 2))
+            assert f"to fetch in {own + 1} layers." in shown and ">number 1 ·" in shown
 
 
 def test_a_lock_of_another_profile_that_cannot_be_read_is_passed_over(project: Path) -> None:
