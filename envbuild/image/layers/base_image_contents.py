@@ -22,7 +22,7 @@ from envbuild.util import atomic_files, strict_and_canonical_json, user_folders
 from envbuild.util.errors import BuildError, printable
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
-VERSION = 1
+VERSION = 2
 """Increment it with every change that may give other contents for the same layers."""
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of a container without PATH
 _MOST_FOLDERS = 1000  # in PATH

@@ -79,10 +79,11 @@ class FileTree:
 
     def _add(self, parts: list[str], change: LayerChange, links: set[tuple[str, ...]]) -> None:
         """`links`: the paths of the symbolic links that this layer has added."""
-        real, folder = self._folder_for(parts[:-1], links)
-        name, file = parts[-1], change.file
+        real, name, file = self._behind_links(parts[:-1], links), parts[-1], change.file
+        folder = self._folder_at(real)
         if change.same_as is not None:
-            found = self._node(_inner_parts(change.same_as))
+            *parents, last = _inner_parts(change.same_as) or [""]
+            found = self._node([*self._behind_links(parents, links), last])
             file = found if isinstance(found, TreeFile) else TreeFile()
         if file is not None:
             self._set(folder, name, file)
@@ -91,31 +92,38 @@ class FileTree:
         elif not isinstance(folder.get(name), dict):
             self._set(folder, name, {})
 
-    def _folder_for(self, parts: list[str], links: set[tuple[str, ...]]) -> tuple[list[str], TreeFolder]:
-        """Return the folder for an entry, which is made if it is missing, and its path."""
-        waiting, real, folder, followed = parts[::-1], list[str](), self._root, 0
+    def _behind_links(self, parts: list[str], links: set[tuple[str, ...]]) -> list[str]:
+        """Return the path of a folder, which may be missing, behind the symbolic links of the same layer."""
+        waiting, real, followed = parts[::-1], list[str](), 0
+        node: TreeFile | TreeFolder | None = self._root
         while waiting:
             part = waiting.pop()
             if part == "..":
                 real = real[:-1]
-                above = self._node(real)
-                assert isinstance(above, dict)
-                folder = above
+                node = self._node(real)
                 continue
+            inner = node.get(part) if isinstance(node, dict) else None
+            if not isinstance(inner, TreeFile) or inner.target is None or (*real, part) not in links:
+                real, node = [*real, part], inner
+                continue
+            followed += 1
+            if followed > _MOST_LINKS:
+                raise Malformed("a layer has a file behind too many symbolic links")
+            if inner.target.startswith("/"):
+                real, node = [], self._root
+            waiting += _parts(inner.target)[::-1]
+        return real
+
+    def _folder_at(self, real: list[str]) -> TreeFolder:
+        """Return the folder of a path, which is made if it is missing. It replaces a file or a link."""
+        folder = self._root
+        for part in real:
             inner = folder.get(part)
-            if isinstance(inner, TreeFile) and inner.target is not None and (*real, part) in links:
-                followed += 1
-                if followed > _MOST_LINKS:
-                    raise Malformed("a layer has a file behind too many symbolic links")
-                if inner.target.startswith("/"):
-                    real, folder = [], self._root
-                waiting += _parts(inner.target)[::-1]
-                continue
             if not isinstance(inner, dict):
                 inner = {}
                 self._set(folder, part, inner)
-            real, folder = [*real, part], inner
-        return real, folder
+            folder = inner
+        return folder
 
     def _set(self, folder: TreeFolder, name: str, node: TreeFile | TreeFolder) -> None:
         if name not in folder:

@@ -107,7 +107,14 @@ def test_a_path_outside_the_root_is_refused(entry: str) -> None:
         (["a/x/y, l -> a/x"], "/l/..", ("/a", "folder")),  # above the folder that the link leads to
         (["a/b, c => a/b"], "/c", ("/c", "a/b")),
         (["a/b, l -> a/b, c => l"], "/c", ("/a/b", "a/b")),
+        (["a/b, l -> a, c => l/b"], "/c", ("/c", "a/b")),  # a hard link is to the file behind links of its layer
+        (["a/b, l -> a, m -> l, x/c => m/b"], "/x/c", ("/x/c", "a/b")),
+        (["a/b, x/l -> ../a", "x/l -> ../a, c => x/l/b"], "/c", ("/c", "a/b")),
+        (["a/b, l -> a", "c => l/b"], "/c", ("/c", "")),  # an engine unpacks each layer without those below
+        (["a/b, c => new/b"], "/new", None),  # the folder of the other file is not made
+        (["a/b, l -> new, c => l/b"], "/new", None),
         (["a/, c => a"], "/c", ("/c", "")),
+        (["a/b, c => /"], "/c", ("/c", "")),
         (["c => gone"], "/c", ("/c", "")),
         (["a/b, l -> a", "l/c"], "/l", ("/l", "folder")),  # a link of a layer below is replaced
         (["a/b, l -> a", "l/c"], "/a/c", None),
@@ -136,6 +143,8 @@ def test_as_many_links_are_followed_as_by_linux(count: int) -> None:
 def test_a_layer_with_files_behind_a_loop_of_links_is_refused() -> None:
     with pytest.raises(Malformed, match="too many symbolic links"):
         tree_of("l -> m, m -> l, l/a")
+    with pytest.raises(Malformed, match="too many symbolic links"):
+        tree_of("l -> m, m -> l, a => l/b")
 
 
 def test_the_names_in_a_folder_are_sorted() -> None:
