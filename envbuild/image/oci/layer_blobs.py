@@ -79,9 +79,12 @@ def _each_layer(
     return description.with_layers([layer.result() for layer in layers])
 
 
-def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Generator[bytes, None, None]:
+def blob_blocks(
+    recipe: LayerRecipe, digest: str, *, plain: bool = False, ended: threading.Event | None = None
+) -> Generator[bytes, None, None]:
     """Yield the blob of a layer while it is written, in blocks of about 1 MiB. `plain`: yield the uncompressed tar
-    instead. Raises what the recipe's `write` raises; BuildError after the last block if the digest is not `digest`."""
+    instead; `ended`: stop with an exception at the next block once it is set, because nothing needs the rest. Raises
+    what the recipe's `write` raises; BuildError after the last block if the digest is not `digest`."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING)
     abandoned = threading.Event()
     block = bytearray()
@@ -111,6 +114,8 @@ def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Gen
         writing = pool.submit(write)
         try:
             while (item := waiting.get()) is not None:
+                if ended is not None and ended.is_set():
+                    raise _Abandoned
                 yield item
         except BaseException:
             abandoned.set()

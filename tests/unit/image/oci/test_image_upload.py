@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.layers.layer_writer import WrittenLayer
+from envbuild.image.oci import image_upload, layer_blobs
+from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.image_upload import upload_image
 from envbuild.image.oci.layer_blobs import blob_blocks, learn_layers
 from envbuild.registry import registry_client
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.util.errors import BuildError, NetworkError
+from envbuild.util.errors import BuildError, HashMismatch, NetworkError
 from unit.image.oci.layered_samples import SampleRecipe, described
 from unit.registries import Registry, serving
+from unit.support import sha
 
 BASE, OWN = SampleRecipe("base", b"b" * 100), SampleRecipe("own", bytes(range(256)) * 200)
 
@@ -117,6 +123,56 @@ def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
         upload(registry, changed.with_layers(one.layers))
     assert registry.manifests == {}
     assert registry.blobs == {}
+
+
+@dataclass
+class LongRecipe:
+    """A layer of 300 blocks, each 10 ms after the other. `begun`: set after the first; `written`: their number."""
+
+    begun: threading.Event
+    written: int = 0
+    keeps_blob = False
+    key = None
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        while self.written < 300:
+            packed(b"x" * 1000)
+            self.written += 1
+            self.begun.set()
+            time.sleep(0.01)
+        return WrittenLayer("", 0, "", 0)
+
+
+@dataclass
+class FailingRecipe(LongRecipe):
+    """A layer that cannot be written, after the other has begun."""
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        assert self.begun.wait(30)
+        raise HashMismatch("a wheel was damaged")
+
+
+@pytest.mark.parametrize("error", [HashMismatch, KeyboardInterrupt])
+def test_the_other_uploads_stop_if_one_fails_or_the_user_interrupts(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    monkeypatch.setattr(registry_client, "_PART", 1000)
+    monkeypatch.setattr(layer_blobs, "_BLOCK", 1000)
+    long = LongRecipe(threading.Event())
+    recipes: list[LongRecipe] = [long] if error is KeyboardInterrupt else [long, FailingRecipe(long.begun)]
+    layers = tuple(DescribedLayer(str(number), "", recipe) for number, recipe in enumerate(recipes))
+    digests = [WrittenLayer(f"sha256:{sha(str(n))}", 300_000, f"sha256:{sha(f'plain {n}')}", 1) for n in range(2)]
+    one = ImageDescription("linux/amd64", layers, {}).with_layers(digests[: len(layers)])
+
+    def interrupt(*_: object, **__: object) -> object:
+        assert long.begun.wait(30)
+        raise KeyboardInterrupt
+
+    if error is KeyboardInterrupt:
+        monkeypatch.setattr(image_upload, "wait", interrupt)
+    with pytest.raises(error):
+        upload(registry, one)
+    assert long.written < 300 and registry.manifests == {}
 
 
 def test_a_blob_that_the_registry_refuses_is_an_error(registry: Registry) -> None:
