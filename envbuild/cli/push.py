@@ -12,7 +12,7 @@ from envbuild.pipeline import push_save_and_load
     "--zstd",
     is_flag=True,
     help="Compress the layers with zstd instead of gzip: smaller, and faster to unpack. "
-    "Pulling then requires Docker 23 or containerd 1.5, or newer.",
+    "Layers of a base image stay as they are. Pulling then requires Docker 23 or containerd 1.5, or newer.",
 )
 @click.option(
     "--unsigned", is_flag=True, help="Push without a signature; `verify` refuses such an image, other tools do not."

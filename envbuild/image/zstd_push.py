@@ -1,16 +1,19 @@
-"""Compresses the layers of an image with zstd and uploads them to a registry."""
+"""Compresses the layers of an image with zstd and uploads them to a registry. Layers of a base image stay as they
+are."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci import layer_blobs
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_client import Repository
@@ -22,20 +25,32 @@ _LEVEL = 3  # zstd's default; another level gives other digests
 
 
 def push_layers(place: Repository, image: OciImage, tag: str, on_line: Callable[[str], None]) -> None:
-    """Write an image's layers again, and push it under a tag. Layers that the registry has are not sent again. The
+    """Write an image's layers again, and push it under a tag. Layers that the registry has are not sent again. Those of
+    a base image keep their compression, so that a registry or machine that has the base image needs none of them. The
     manifest is pushed last, and is the same for the same image and release of zstd. Raises DiskError without space for
     the largest layer, NetworkError, and what the layers' recipes raise."""
     packed = list[dict[str, Any]]()
+    pairs = list(zip(image.described, image.layers, strict=True))
     with temporary_files.folder("push") as folder:
-        _require_space(max(layer.diff_size for layer in image.layers), folder)
+        _require_space(max((layer.diff_size for one, layer in pairs if not _is_of_base(one)), default=0), folder)
         file = folder / "layer"
-        for described, layer in zip(image.described, image.layers, strict=True):
+        for described, layer in pairs:
+            if _is_of_base(described):
+                blob = functools.partial(layer_blobs.blob_blocks, described.recipe, layer.digest)
+                sent = place.put_blocks(layer.digest, layer.size, blob)
+                packed.append({"mediaType": described.media_type, "digest": layer.digest, "size": layer.size})
+                on_line(f"layer {described.title}: {f'{layer.size / 1e6:.0f} MB' if sent else 'there already'}")
+                continue
             with contextlib.closing(layer_blobs.blob_blocks(described.recipe, layer.diff_id, plain=True)) as blocks:
                 packed.append(_compress(blocks, file))
             place.put_file(packed[-1]["digest"], file)
             sizes = f"{packed[-1]['size'] / 1e6:.0f} of {layer.diff_size / 1e6:.0f} MB"
             on_line(f"layer {described.title}: {sizes}")
     _push_manifest(place, image.configuration, packed, tag)
+
+
+def _is_of_base(described: DescribedLayer) -> bool:
+    return isinstance(described.recipe, BaseBlobLayer)
 
 
 def _push_manifest(place: Repository, configuration: bytes, layers: list[dict[str, Any]], tag: str) -> None:

@@ -13,12 +13,14 @@ import pytest
 import zstandard
 
 from envbuild.image import registry_push, zstd_push
+from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci import layer_blobs
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import BuildError, DiskError, HashMismatch, NetworkError
+from unit.image.base_images import GZIP, gzipped, tar_of
 from unit.image.oci.layered_samples import SampleRecipe, described
 from unit.registries import Registry, docker_login, serving
 from unit.site import Site, new_key, proved
@@ -141,6 +143,33 @@ def test_the_same_image_is_the_same_manifest_and_blobs_are_sent_once(registry: R
     assert push(registry, one) is False
     assert (registry.manifests, uploads(registry)) == (before, sent)
     assert push(registry, one) is True
+
+
+@pytest.mark.parametrize("media_type", [GZIP, "application/vnd.oci.image.layer.v1.tar"])
+def test_layers_of_a_base_image_stay_as_they_are(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media_type: str
+) -> None:
+    """A registry that has the base image does not get its layers again."""
+    tar = tar_of({"etc/os-release": LARGE})
+    blob = gzipped(tar) if media_type == GZIP else tar
+    file = tmp_path / "base"
+    file.write_bytes(blob)
+    recipe = BaseBlobLayer(file, oci_types.digest_of(blob), oci_types.digest_of(tar))
+    own = described(SampleRecipe("own", b"b" * 3000))
+    layers = (DescribedLayer("base image, layer 1", "", recipe, media_type), *own.layers)
+    one = layer_blobs.learn_layers(dataclasses.replace(own, layers=layers), lambda line: None)
+    sizes: list[int] = []
+    monkeypatch.setattr(zstd_push, "_require_space", lambda largest, folder: sizes.append(largest))
+    assert push(registry, one) is False
+    first, second = manifest(registry)["layers"]
+    assert first == {"mediaType": media_type, "digest": oci_types.digest_of(blob), "size": len(blob)}
+    assert registry.blobs[first["digest"]] == blob
+    assert second["mediaType"] == zstd_push.LAYER
+    assert sizes == [one.layers[1].diff_size], "only the layer that is compressed needs space"
+    registry.manifests.clear()
+    registry.requests.clear()
+    push(registry, one)
+    assert uploads(registry) == 0
 
 
 # failures
