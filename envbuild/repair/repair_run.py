@@ -3,12 +3,16 @@ repair."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.collected_environment import Copy, Holdings
@@ -124,12 +128,13 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
     """Run the commands of the plan and return the backup of the files that they replaced. If a command fails, all files
     are restored.
 
-    Raises RepairRefused or DiskError before anything changes; RepairFailed if a command fails.
+    Raises RepairRefused or DiskError before anything changes, also if the environment changed after `held` was read,
+    for example by another repair that this one waited for; RepairFailed if a command fails.
     """
-    require_changeable(plan, held)
     prefix = plan.manager.prefix
-    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
-    with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
+    with _one_repair_at_a_time(prefix, say):
+        _require_unchanged(plan, held)
+        require_changeable(plan, held)
         project = _project_files(plan)
         others = [*project, *map(Path, plan.diagnosis.changes.leftovers)]
         backup = file_backup.take_backup(prefix, package_folders(plan, held), others, plan.touched)
@@ -143,6 +148,26 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
             say("restoring the files of the environment")
             file_backup.restore(backup)
             raise
+
+
+def _one_repair_at_a_time(prefix: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """Let only one process at a time change an environment or undo a repair of it."""
+    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
+    return process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say)
+
+
+def _require_unchanged(plan: RepairPlan, held: Holdings) -> None:
+    """Raise RepairRefused if distributions were installed or removed after `held` was read: the plan is for those."""
+    sites = package_folders(plan, held)
+    planned = {(canonicalize_name(one.name), one.version) for one in held.distributions if one.folder in sites}
+    found = [one for one in metadata.distributions(path=sites) if one.metadata["Name"]]
+    changed = planned ^ {(canonicalize_name(one.metadata["Name"]), str(one.version)) for one in found}
+    if changed:
+        names = sorted({name for name, _ in changed})
+        raise RepairRefused(
+            f"{plan.manager.prefix} changed after the fix was planned: {', '.join(names[:_MOST_NAMED])}",
+            hint="run the command again: it plans the fix for the present state",
+        )
 
 
 def _project_files(plan: RepairPlan) -> list[Path]:
@@ -230,8 +255,7 @@ def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str
     """Restore the files that the last repair of an environment replaced. Return the restored distributions, and the
     project files that were not restored because they changed after the repair. Raises FileError if there is nothing to
     undo."""
-    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
-    with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
+    with _one_repair_at_a_time(prefix, say):
         backup = file_backup.latest_backup(prefix)
         if backup is None:
             raise FileError(

@@ -21,10 +21,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 from selftest.environments import SONAMES, TORCH, library, libtorch_cuda
 
+from envbuild.cli import fix as fix_command
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.repair import file_backup, repair_run, requirement_edits
+from envbuild.util import user_folders
 from envbuild.util.errors import FileError, HashMismatch
 from unit.repair.test_repair_plan import LOG
 from unit.support import envbuild, write_wheel
@@ -376,6 +379,41 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 6 and f"({sleeper.pid}) has " in done.stderr
     assert venv.files() == before
+
+
+def test_a_plan_from_before_another_fix_is_refused(venv: Venv) -> None:
+    """Two fixes that begin at the same time: the second waits for the first, and its plan is then outdated."""
+    found = fix_command.read_explanation((str(venv.log),))
+    plan, held = fix_command.planned_repair(found, str(venv.prefix), ())
+    venv.fix("--apply")
+    before = venv.files()
+    with pytest.raises(
+        repair_run.RepairRefused, match="changed after the fix was planned: nvidia-cublas-cu12"
+    ) as caught:
+        repair_run.apply_repair(plan, held, print)
+    assert "run the command again" in str(caught.value.hint)
+    assert venv.files() == before
+
+
+def test_the_environment_is_checked_while_no_other_fix_runs(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that began to use the files while this fix waited is noticed."""
+    check, held = repair_run.require_changeable, list[bool]()
+
+    def watched(*arguments: Any) -> None:
+        held.append(any(is_locked(file) for file in user_folders.cache_folder("locks").glob("_fix-*.lock")))
+        check(*arguments)
+
+    monkeypatch.setattr(repair_run, "require_changeable", watched)
+    venv.fix("--apply")
+    assert held == [False, True], "first without waiting, then while other fixes wait"
+
+
+def is_locked(file: Path) -> bool:
+    try:
+        FileLock(file).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
+    return False
 
 
 def test_without_permission_nothing_is_tried(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
