@@ -43,8 +43,9 @@ def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float
 
 
 def disk(folder: Path, size: int) -> dict[str, float]:
-    """Measure bytes per second for one file of `size` bytes: a new file without flush; with flush (`disk`); and the
-    same file written again in place without flush (`memory`), when the machine already has memory for its pages."""
+    """Measure bytes per second for one file of `size` bytes. `new_file`: a new file, without fsync; `disk`: the same
+    with fsync; `memory`: the file written again in place, without fsync, when the machine already has memory for its
+    pages."""
     file = folder / "disk"
     os.sync()
     with file.open("wb") as stream:

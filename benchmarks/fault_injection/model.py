@@ -86,7 +86,8 @@ class Fault:
 
 def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int) -> Fault:
     """Draw a fault with the probabilities above, which changes `element` of an output of `count` elements of this
-    dtype. Integers have no NaN, and bool has only one bit; the remaining kinds keep their ratio."""
+    dtype. The kind "NaN or infinity" is left out for integers and float8, and two bits for bool; the other kinds keep
+    their ratio."""
     kinds = [share for share in KINDS if _exists(share.name, dtype)]
     kind, place = _chosen(generator, kinds), _chosen(generator, PLACES)
     start, end, step = _places(generator, place, count, element)

@@ -157,7 +157,8 @@ def on_options(function: F) -> F:
         ),
         cluster_option(
             "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
-            help="Override a site setting: context, namespace, registry, nodes.LABEL, queue, ...; may be repeated.",
+            help="Override a site setting: context, namespace, registry, nodes.LABEL (its value on the nodes to use), "
+            "queue (minutes to wait for a node), ...; may be repeated.",
         ),
         cluster_option(
             "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,

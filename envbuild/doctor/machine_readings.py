@@ -89,8 +89,9 @@ class DriverReading:
 @dataclass(frozen=True)
 class EngineReading:
     """The Docker Engine and buildx. `fault`, `buildx_fault`: why they are missing. `local`: the engine is on this
-    machine. `hooks`: the installed NVIDIA programs that give containers GPUs. `cdi`: GPUs that the engine knows as CDI
-    devices. `data`: the folder of its images."""
+    machine. `hooks`: which of nvidia-container-runtime-hook and nvidia-cdi-hook, which give containers GPUs, are
+    installed on a local engine's machine. `cdi`: GPUs that the engine knows as CDI devices. `data`: the folder of its
+    images."""
 
     host: str = ""
     version: str | None = None

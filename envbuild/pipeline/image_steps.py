@@ -96,7 +96,7 @@ def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool
     except apt_resolution_and_download.AptUnavailable as gone:
         if not lock_again:
             raise
-        context.progress.say(f"the base is locked again: {gone.message}")
+        context.progress.say(f"locking the base again, because {gone.message}")
     again = lock_creation_and_update.update_lock(plan, lock, frozenset({lock_creation_and_update.BASE}))
     with build_downloads.one_fetch_at_a_time(context.progress):
         apt_resolution_and_download.fetch_debs(

@@ -87,7 +87,8 @@ class Plan:
 
     @property
     def inputs(self) -> dict[str, object]:
-        """The inputs of each part of a lock; a part with unchanged inputs is not locked again."""
+        """The inputs of each part of a lock. A part with unchanged inputs keeps its locked content, unless an upgrade
+        is requested or the mirrors have moved on."""
         return {
             "base": [self.platform, self.suite, self.image, list(self.base_packages)],
             "apt": list(self.apt),

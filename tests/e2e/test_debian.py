@@ -83,7 +83,7 @@ def test_locked_names_what_is_gone(aged: Aged) -> None:
 def test_otherwise_the_base_is_locked_again_and_reported(aged: Aged) -> None:
     done = aged.project.run("build", aged.name, "--json")
     assert done.code == 0, done.stdout
-    assert f"the base is locked again: no configured mirror has {PACKAGE} {VERSION}" in done.stderr
+    assert f"locking the base again, because no configured mirror has {PACKAGE} {VERSION}" in done.stderr
     assert f"locked: {PACKAGE} {VERSION} -> " in done.stderr
     found = lock_file.read(aged.project.lock(aged.name))
     assert found and VERSION not in [deb.version for deb in found.base]

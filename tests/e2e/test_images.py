@@ -39,7 +39,8 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Built:
-    """An image of a project's profile, under a name of this session's."""
+    """An image built from the project's profile `name`, which extends the shipped profile `profile`. `name` contains
+    the id of this test session."""
 
     profile: str
     project: Project

@@ -19,8 +19,8 @@ from .gpus import GPUS
 CATALOGUE, SEEDS = "envbuild.selftest.probes.probe_catalogue", "selftest.seeds.on_gpus"
 OWN = {"script": {"name": "own.py", "text": "import torch\nassert torch.ones(2, device=device).sum().item() == 2\n"}}
 DRIVER = "580.159.04"
-# A step of milliseconds on a GPU takes minutes on a shared processor. The seed that waits for its time limit is the
-# exception.
+# A step of milliseconds on a GPU takes minutes on a shared processor, so the time limit is long. It is short for the
+# seed that hangs until its limit.
 TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
 
 

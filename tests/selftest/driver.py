@@ -43,7 +43,8 @@ class Calls:
             owner = getattr(argument, "__self__", None)
             owner_type = owner if isinstance(owner, type) else type(owner)
             names = (argument.__module__ or "", owner_type.__module__, getattr(owner, "__name__", ""))
-            # str.format and the like on torch's version are calls of str, though of a subclass of it.
+            # torch.__version__ is an instance of a subclass of str. Calls of str's own methods on it, such as format,
+            # are not recorded.
             if any(str(name).split(".")[0] == "torch" for name in names) and not isinstance(owner, str):
                 self.found.append(argument.__qualname__)
 

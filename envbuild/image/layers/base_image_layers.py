@@ -81,7 +81,8 @@ class BaseBlobLayer:
 
 @dataclass(frozen=True)
 class BaseImageVenvLayer:
-    """The empty virtual environment of a base image's Python. The fields are those of `venv_skeleton.venv_files`."""
+    """The empty virtual environment of a base image's Python. The fields are the parameters of
+    `venv_skeleton.venv_files`, which explains them."""
 
     interpreter: str
     executable: str

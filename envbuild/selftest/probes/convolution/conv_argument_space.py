@@ -270,8 +270,9 @@ def _wide(point: Point) -> int:
 
 
 def _counts(point: Point) -> tuple[int, int, int, int]:
-    """Return the numbers of images and groups, and of channels and filters per group. These are small if a different
-    size is large."""
+    """Return the numbers of images and groups, and of channels and filters per group. If channels, filters or the
+    length are the large size (`wide`), or in three dimensions, the other numbers except groups are at most 5. All but
+    groups are reduced further if there would be more than MOST_PRODUCTS products."""
     images, channels, filters, wide = point["images"], point["channels"], point["filters"], point["wide"]
     few = 5 if wide not in ("nothing", "images") or point["rank"] == 3 else max(channels, filters)
     channels, filters = (_wide(point) if wide == name else min(point[name], few) for name in ("channels", "filters"))

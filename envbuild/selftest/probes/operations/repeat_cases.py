@@ -291,7 +291,8 @@ def _row_sums(x: torch.Tensor) -> Exact:
 
 
 def _row_means(x: torch.Tensor) -> Exact:
-    """Return the means of rows. The rows have a power of two of elements, so that the means of integers are exact."""
+    """Return the means of rows. The number of elements in a row is a power of two, so that the means of integers are
+    exact."""
     return _listed([math.fsum(row) / len(row) for row in x.tolist()])
 
 
