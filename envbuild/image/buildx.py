@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.sha256_file_store import Store
@@ -43,25 +41,25 @@ class BuildOrder:
     on_line: Callable[[str], None]
 
 
-def build(order: BuildOrder, options: Sequence[str]) -> dict[str, Any]:
-    """Build in the profile's context; return BuildKit's metadata.
+def build(order: BuildOrder, options: Sequence[str]) -> None:
+    """Build in the profile's context.
 
-    Only one process at a time builds on a base in an engine: two builds that create the same new layers at the same
-    time may get different digests for them (docs/decisions/0013-several-profiles.md).
+    Only one process at a time builds in an engine or with a named builder, because one compilation runs as many jobs as
+    the engine's memory allows (`extension_wheel_build.jobs_for`): two at the same time could run out of memory.
 
     Raises Failed if a step fails, HashMismatch if a stored file changed, NetworkError if the base image cannot be
     fetched, and DiskError.
     """
     engine, lock, name = order.engine, order.lock, order.profile
     with (
-        process_locks.exclusive(_turn(engine, lock), "builds on the same base", order.say),
+        process_locks.exclusive(_lock_name(engine), "compiles an extension", order.say),
         temporary_files.folder("build") as folder,
     ):
-        rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
+        rendered = folder / "Dockerfile"
         rendered.write_text(order.text, encoding="utf-8")
         done = run(
             [docker_client_finder.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
-             "--file", rendered, "--metadata-file", metadata,
+             "--file", rendered,
              *(f"--build-context={key}={path}" for key, path in build_context_folders.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
              *options, build_context_folders.main_context(name)],
@@ -71,8 +69,6 @@ def build(order: BuildOrder, options: Sequence[str]) -> dict[str, Any]:
         if done.code:
             require_intact_files(lock)
             raise _failed(engine, lock, done.stderr)
-        found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
-        return found
 
 
 def require_builder(engine: Engine) -> None:
@@ -100,9 +96,8 @@ def _said(stderr: str) -> str:
     return lines[-1].removeprefix("ERROR: ") if lines else "docker buildx inspect printed nothing"
 
 
-def _turn(engine: Engine, lock: Lock) -> str:
-    made_of = lock.image or debian_base_tar.tar_file(lock).stem
-    return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
+def _lock_name(engine: Engine) -> str:
+    return f"_compile-{canonical_digest([engine.identity, engine.builder])[:16]}"
 
 
 def _builder(engine: Engine) -> list[str]:

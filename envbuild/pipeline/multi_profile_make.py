@@ -1,8 +1,9 @@
 """Runs `make` for several profiles. Each profile has its own envbuild processes, so that its failure does not stop the
-others; all share BuildKit's cache. The processes report their progress as events (progress_events.py).
+others; all share envbuild's caches. The processes report their progress as events (progress_events.py).
 
-Builds on the same base image run one at a time: each envbuild process holds a file lock (process_locks.py) while it
-builds. Audits run while the next profile is built. Self-tests wait until the CPU or the GPUs they need are free.
+Downloading, compiling extensions, writing layers and loading into the engine each run for one profile at a time: the
+envbuild process holds a file lock (process_locks.py) for the step. Audits run while the next profile is built.
+Self-tests wait until the CPU or the GPUs they need are free.
 Reasons: docs/decisions/0013-several-profiles.md.
 """
 
@@ -298,7 +299,7 @@ def _batch_run(
     return BatchRun(
         wanted,
         show,
-        builds=_pool(cpus),  # most builds wait for the engine's lock
+        builds=_pool(cpus),  # most builds wait: each step has a lock
         cpu_tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
         gpus=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=environment,

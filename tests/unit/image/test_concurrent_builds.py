@@ -1,4 +1,4 @@
-"""Builds of several processes with a stand-in for the Docker client: which run at the same time, and which wait."""
+"""Builds in several processes with a stand-in for the Docker client: which run at the same time, and which wait."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-# A separate process: one build, of the given profile on the given base.
+# A separate process: one build of the given profile, in the given engine and with the given builder.
 BUILD = """
 import signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from envbuild.image import buildx
 signal.signal(signal.SIGINT, signal.default_int_handler)
-client, name, image, engine = sys.argv[1:]
+client, name, engine, builder = sys.argv[1:]
 buildx.docker_client_finder.program = lambda: Path(client)
 order = buildx.BuildOrder(
-    SimpleNamespace(host="unix:///nowhere", identity=engine, builder=None),
-    SimpleNamespace(image=image, platform="linux/amd64"),
+    SimpleNamespace(host="unix:///nowhere", identity=engine, builder=builder or None),
+    SimpleNamespace(platform="linux/amd64"),
     name, "FROM scratch", lambda text: print(text, file=sys.stderr, flush=True), lambda line: None,
 )
 buildx.build(order, [])
@@ -32,13 +32,10 @@ buildx.build(order, [])
 CLIENT = """#!/bin/sh
 for last; do :; done
 last=${last%/*} name=${last##*/}
-while [ "$1" != --metadata-file ]; do shift; done
-echo '{}' >"$2"
 echo "begin $name" >>LOG
 while [ ! -e "GO-$name" ]; do sleep 0.02; done
 echo "end $name" >>LOG
 """
-A, B = ("registry.example/base@sha256:" + digit * 64 for digit in "ab")
 
 
 class Place:
@@ -49,12 +46,12 @@ class Place:
         self.client.chmod(0o755)
         self.begun: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str, base: str = A, engine: str = "one") -> subprocess.Popen[bytes]:
+    def start(self, name: str, engine: str = "one", builder: str = "") -> subprocess.Popen[bytes]:
         """Start a build with its own state folder, as tests in a different checkout do; all share the cache folder."""
         folders = {"XDG_CACHE_HOME": str(self.folder / "cache"), "XDG_STATE_HOME": str(self.folder / f"state-{name}")}
         with (self.folder / f"stderr-{name}").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", BUILD, self.client, name, base, engine],
+                [sys.executable, "-c", BUILD, self.client, name, engine, builder],
                 env={**os.environ, **folders},
                 stderr=stderr,
             )
@@ -69,7 +66,7 @@ class Place:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def waits(self, name: str) -> Callable[[], bool]:
-        return lambda: "another envbuild builds on the same base; waiting for it" in self.stderr(name)
+        return lambda: "another envbuild compiles an extension; waiting for it" in self.stderr(name)
 
     def go(self, name: str) -> None:
         (self.folder / f"go-{name}").touch()
@@ -93,7 +90,7 @@ def until(probe: Callable[[], bool], place: Place) -> None:
         time.sleep(0.02)
 
 
-def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
+def test_builds_in_one_engine_wait_for_each_other_and_report_it(place: Place) -> None:
     first = place.start("a")
     until(lambda: place.log() == ["begin a"], place)
     second = place.start("b")
@@ -118,7 +115,7 @@ def test_a_waiting_build_can_be_interrupted(place: Place) -> None:
     assert place.log() == ["begin a"]
 
 
-def test_the_turn_of_a_process_that_is_killed_is_over(place: Place) -> None:
+def test_a_build_does_not_wait_for_a_killed_process(place: Place) -> None:
     first = place.start("a")
     until(lambda: place.log() == ["begin a"], place)
     second = place.start("b")
@@ -128,8 +125,8 @@ def test_the_turn_of_a_process_that_is_killed_is_over(place: Place) -> None:
     assert second.wait(30) == 0
 
 
-def test_other_bases_and_other_engines_do_not_wait(place: Place) -> None:
-    for name, base, engine in (("a", A, "one"), ("b", B, "one"), ("c", A, "two")):
-        place.start(name, base, engine)
+def test_builds_in_different_engines_or_builders_do_not_wait(place: Place) -> None:
+    for name, engine, builder in (("a", "one", ""), ("b", "one", "farm"), ("c", "two", "")):
+        place.start(name, engine, builder)
         until(lambda name=name: f"begin {name}" in place.log(), place)  # type: ignore[misc]
     assert [place.stderr(name) for name in "abc"] == ["", "", ""]

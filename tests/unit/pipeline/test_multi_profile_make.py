@@ -415,15 +415,15 @@ def test_a_waiting_profile_names_who_it_may_wait_for(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(process_locks.PARALLEL, "1")
     notes: list[str] = []
     with ThreadPoolExecutor(1) as threads:
-        with process_locks.exclusive("_x", "builds on the same base", notes.append):
+        with process_locks.exclusive("_x", "compiles an extension", notes.append):
             waiting = threads.submit(_turn, notes)
             while not notes:
                 threading.Event().wait(0.01)
         waiting.result(20)
     who = "another profile of this make, or another envbuild," if concurrent else "another envbuild"
-    assert notes == [f"{who} builds on the same base; waiting for it"]
+    assert notes == [f"{who} compiles an extension; waiting for it"]
 
 
 def _turn(notes: list[str]) -> None:
-    with process_locks.exclusive("_x", "builds on the same base", notes.append):
+    with process_locks.exclusive("_x", "compiles an extension", notes.append):
         pass
