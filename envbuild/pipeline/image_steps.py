@@ -207,8 +207,8 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
 
 
 def discard_build(context: StepContext, result: MakeResult, *, image: bool = True) -> None:
-    """Remove the build context, and the image unless it existed before this build. Remove its build record too, so that
-    the next image is not reported as different from it. If `image` is False, image and record stay."""
+    """Remove the build context, and the image unless it existed before this build. Remove its build record too,
+    which would refer to a removed image. If `image` is False, image and record stay."""
     build_context_folders.discard(result.name)
     if not image:
         return

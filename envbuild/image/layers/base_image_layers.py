@@ -62,7 +62,7 @@ class BaseBlobLayer:
         for _ in raw:  # the rest, so that a damaged file is recognized
             pass
         if f"sha256:{seen.hexdigest()}" != self.digest:
-            self.discard_damaged()
+            self.refuse_damaged()
         if fault is not None or unpacked.digest != self.diff_id:
             raise BuildError(
                 f"the layer {self.digest} of the base image does not match its configuration",
@@ -70,8 +70,8 @@ class BaseBlobLayer:
             )
         return WrittenLayer(self.digest, sizes[0], self.diff_id, sizes[1])
 
-    def discard_damaged(self) -> NoReturn:
-        """Remove the file. Raises HashMismatch."""
+    def refuse_damaged(self) -> NoReturn:
+        """Raise HashMismatch, after removing the file."""
         self.file.unlink(missing_ok=True)
         raise HashMismatch(
             f"a layer of the base image was damaged on this disk: {self.digest}",

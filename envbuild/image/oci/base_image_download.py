@@ -63,7 +63,7 @@ def require_intact_layers(image: BaseImage) -> None:
     for layer in image.layers:
         file = _file(layer.digest)
         if file.is_file() and sha256_file_store.file_digest(file) != file.name:
-            image.recipe(layer).discard_damaged()
+            image.recipe(layer).refuse_damaged()
 
 
 def _file(digest: str) -> Path:

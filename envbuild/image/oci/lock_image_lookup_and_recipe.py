@@ -26,8 +26,9 @@ from envbuild.util.untrusted_input_errors import Refusal
 
 
 def describe_lock(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> ImageDescription:
-    """Describe the image of a lock by the paths of its files in the caches. Creates no file, and reads only those of a
-    base image. `compiled`: the wheels of its extensions by name.
+    """Describe the image of a lock by the paths of its files in the caches. `compiled`: the wheels of its extensions by
+    name. Reads only the files of a base image. Writes only the cached contents of a base image, and removes damaged
+    files of it.
 
     Raises what `image_of_lock` and `base_contents` raise, HashMismatch if a layer of the base image was damaged on this
     disk, and BuildError if the base image is not in the cache.
