@@ -105,13 +105,8 @@ def _put_layers(repository: Target, digest: str, layers: Sequence[Mapping[str, o
     files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
     config = oci_types.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
     repository.put_blob(config)
-    document = {
-        "schemaVersion": 2,
-        "mediaType": oci_types.MANIFEST,
-        "config": oci_types.descriptor(oci_types.CONFIG, config),
-        "layers": list(layers),
-    }
-    repository.put_manifest(att_tag(digest), Manifest(oci_types.encoded(document), oci_types.MANIFEST))
+    manifest = oci_types.image_manifest(oci_types.descriptor(oci_types.CONFIG, config), layers)
+    repository.put_manifest(att_tag(digest), manifest)
 
 
 def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: PublicKey) -> None:

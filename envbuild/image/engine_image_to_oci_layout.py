@@ -22,7 +22,6 @@ from envbuild.util.errors import EngineError
 LAYOUT, INDEX, BLOBS = "oci-layout", "index.json", "blobs/sha256"
 REF = "org.opencontainers.image.ref.name"
 _BLOCK = 1 << 20
-_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Folder:
@@ -79,13 +78,10 @@ class Folder:
         for digest in taken - wanted:
             self._path(digest).unlink()
         sizes = {digest: self._path(digest).stat().st_size for digest in wanted}
-        document = {
-            "schemaVersion": 2,
-            "mediaType": oci_types.MANIFEST,
-            "config": {"mediaType": oci_types.CONFIG, "digest": image.id, "size": sizes[image.id]},
-            "layers": [{"mediaType": _LAYER, "digest": digest, "size": sizes[digest]} for digest in image.layers],
-        }
-        return Manifest(oci_types.encoded(document), oci_types.MANIFEST)
+        return oci_types.image_manifest(
+            {"mediaType": oci_types.CONFIG, "digest": image.id, "size": sizes[image.id]},
+            [{"mediaType": oci_types.LAYER_TAR, "digest": one, "size": sizes[one]} for one in image.layers],
+        )
 
     def _take(self, content: Unpacked) -> str:
         partial = self.folder / "incoming"

@@ -15,12 +15,10 @@ from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.registry import oci_types
-from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_client import Repository
 from envbuild.util import disk_space, temporary_files
 from envbuild.util.errors import DiskError
 
-LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 _LEVEL = 3  # zstd's default; another level gives other digests
 
 
@@ -46,22 +44,13 @@ def push_layers(place: Repository, image: OciImage, tag: str, on_line: Callable[
             place.put_file(packed[-1]["digest"], file)
             sizes = f"{packed[-1]['size'] / 1e6:.0f} of {layer.diff_size / 1e6:.0f} MB"
             on_line(f"layer {described.title}: {sizes}")
-    _push_manifest(place, image.configuration, packed, tag)
+    place.put_blob(image.configuration)
+    config = oci_types.descriptor(oci_types.CONFIG, image.configuration)
+    place.put_manifest(tag, oci_types.image_manifest(config, packed))
 
 
 def _is_of_base(described: DescribedLayer) -> bool:
     return isinstance(described.recipe, BaseBlobLayer)
-
-
-def _push_manifest(place: Repository, configuration: bytes, layers: list[dict[str, Any]], tag: str) -> None:
-    place.put_blob(configuration)
-    document = {
-        "schemaVersion": 2,
-        "mediaType": oci_types.MANIFEST,
-        "config": oci_types.descriptor(oci_types.CONFIG, configuration),
-        "layers": layers,
-    }
-    place.put_manifest(tag, Manifest(oci_types.encoded(document), oci_types.MANIFEST))
 
 
 def _require_space(largest: int, folder: Path) -> None:
@@ -88,4 +77,4 @@ def _compress(blocks: Iterable[bytes], file: Path) -> dict[str, Any]:
         seen.update(last)
         target.write(last)
         after = target.tell()
-    return {"mediaType": LAYER, "digest": f"sha256:{seen.hexdigest()}", "size": after}
+    return {"mediaType": oci_types.LAYER_ZSTD, "digest": f"sha256:{seen.hexdigest()}", "size": after}

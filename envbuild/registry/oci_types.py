@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"
+LAYER_TAR = "application/vnd.oci.image.layer.v1.tar"
+LAYER_GZIP, LAYER_ZSTD = f"{LAYER_TAR}+gzip", f"{LAYER_TAR}+zstd"
 _DOCKER = "application/vnd.docker.distribution.manifest"
 MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
 INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
@@ -159,6 +161,12 @@ class Manifest:
         if len(images) != 1:
             raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")
         return images[0]
+
+
+def image_manifest(config: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Manifest:
+    """Return the manifest of an image. `config`, `layers`: the descriptors of its configuration and of its layers."""
+    document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": list(layers)}
+    return Manifest(encoded(document), MANIFEST)
 
 
 def _is_attestation(item: Mapping[str, Any]) -> bool:

@@ -43,7 +43,6 @@ from envbuild.image import engine_image_to_oci_layout
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers import base_image_contents
 from envbuild.image.layers.base_image_contents import BaseLayerRef
-from envbuild.image.oci.image_description import PLAIN_LAYER
 from envbuild.lock import lock_file
 from envbuild.registry import image_content_reader, layer_archive_comparison, oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
@@ -401,7 +400,7 @@ def _layer(raw: bytes) -> None:
 def _base_image(raw: bytes) -> None:
     """The files of any layer of a base image are listed, and a Python is found or missing; no path leads above the
     root."""
-    layer = BaseLayerRef(oci_types.digest_of(raw), len(raw), _diff_id(raw), PLAIN_LAYER)
+    layer = BaseLayerRef(oci_types.digest_of(raw), len(raw), _diff_id(raw), oci_types.LAYER_TAR)
     tree = base_image_contents._read_tree(_Place(raw), [layer], "3.11")
     waiting = ["/"]
     while waiting:

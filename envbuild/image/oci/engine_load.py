@@ -10,7 +10,8 @@ from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.image_naming import PREFIX
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci import layout_export
-from envbuild.image.oci.image_description import LAYER, OciImage
+from envbuild.image.oci.image_description import OciImage
+from envbuild.registry import oci_types
 from envbuild.util.errors import EngineError
 
 _CONTAINERD_NAME = "io.containerd.image.name"
@@ -58,7 +59,7 @@ def known_layers(engine: Engine, image: OciImage) -> set[str]:
     as_written = {
         one.diff_id
         for one, layer in zip(image.layers, image.described, strict=True)
-        if layer.media_type == LAYER and not isinstance(layer.recipe, BaseBlobLayer)
+        if layer.media_type == oci_types.LAYER_GZIP and not isinstance(layer.recipe, BaseBlobLayer)
     }
     found: set[str] = set()
     for handle in {handle for _, handle, _ in engine.images(PREFIX)}:

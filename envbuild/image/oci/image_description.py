@@ -6,7 +6,7 @@ The same lock, wheels of extensions and version of the compressor give the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,8 +33,6 @@ from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError, LockError
 
-LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
-PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
 MAX_LAYERS = 100
 """The engine's overlay store allows at most 127 layers; some are left to child images."""
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -66,7 +64,7 @@ class DescribedLayer:
     title: str
     history: str
     recipe: LayerRecipe
-    media_type: str = LAYER
+    media_type: str = oci_types.LAYER_GZIP
 
 
 @dataclass(frozen=True)
@@ -122,26 +120,19 @@ class OciImage:
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest with the blobs of the layers, as their recipes write them."""
-        types = [described.media_type for described in self.described]
-        return self._manifest(types, [(layer.digest, layer.size) for layer in self.layers])
+        types = (described.media_type for described in self.described)
+        return self._manifest((kind, layer.digest, layer.size) for kind, layer in zip(types, self.layers, strict=True))
 
     @cached_property
     def plain_manifest(self) -> Manifest:
         """The manifest with the uncompressed layers, for engines that store these."""
-        types = [PLAIN_LAYER] * len(self.layers)
-        return self._manifest(types, [(layer.diff_id, layer.diff_size) for layer in self.layers])
+        return self._manifest((oci_types.LAYER_TAR, layer.diff_id, layer.diff_size) for layer in self.layers)
 
-    def _manifest(self, media_types: Sequence[str], layers: Sequence[tuple[str, int]]) -> Manifest:
-        document = {
-            "schemaVersion": 2,
-            "mediaType": oci_types.MANIFEST,
-            "config": oci_types.descriptor(oci_types.CONFIG, self.configuration),
-            "layers": [
-                {"mediaType": media_type, "digest": digest, "size": size}
-                for media_type, (digest, size) in zip(media_types, layers, strict=True)
-            ],
-        }
-        return Manifest(oci_types.encoded(document), oci_types.MANIFEST)
+    def _manifest(self, layers: Iterable[tuple[str, str, int]]) -> Manifest:
+        return oci_types.image_manifest(
+            oci_types.descriptor(oci_types.CONFIG, self.configuration),
+            [{"mediaType": media_type, "digest": digest, "size": size} for media_type, digest, size in layers],
+        )
 
 
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:

@@ -18,7 +18,7 @@ from envbuild.image.layers.base_image_layers import BaseBlobLayer, BaseImageNvcc
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci.base_image_download import BaseImage
-from envbuild.image.oci.image_description import LAYER, PLAIN_LAYER, ImageDescription, ImageInputs, image_of_lock
+from envbuild.image.oci.image_description import ImageDescription, ImageInputs, image_of_lock
 from envbuild.lock import lock_file
 from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.lock.lock_file import PACKAGES, Lock
@@ -157,7 +157,8 @@ def test_configuration_and_manifests_are_a_function_of_the_layers() -> None:
 
 # on a base image
 
-ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+TAR = "application/vnd.oci.image.layer.v1.tar"
+GZIP, ZSTD = f"{TAR}+gzip", f"{TAR}+zstd"
 HISTORY = (
     {"created_by": "ADD rootfs", "created": "2025-01-01T00:00:00Z"},
     {"created_by": "ENV A=b", "empty_layer": True},
@@ -172,7 +173,7 @@ def digest(text: str) -> str:
 
 def base_image(**settings: object) -> BaseImage:
     layers = (
-        BaseLayerRef(digest("one"), 1, digest("tar of one"), PLAIN_LAYER),
+        BaseLayerRef(digest("one"), 1, digest("tar of one"), TAR),
         BaseLayerRef(digest("two"), 2, digest("tar of two"), ZSTD),
     )
     environment = {"PATH": "/usr/bin", "CONDA": "/opt/conda", "HOME": "/root"}
@@ -209,7 +210,7 @@ def test_the_layers_of_a_base_image_come_first_with_their_types() -> None:
     assert [layer.title for layer in found.layers] == [
         "base image, layer 1", "base image, layer 2", "virtual environment", "python", "torch"
     ]  # fmt: skip
-    assert [layer.media_type for layer in found.layers] == [PLAIN_LAYER, ZSTD, LAYER, LAYER, LAYER]
+    assert [layer.media_type for layer in found.layers] == [TAR, ZSTD, GZIP, GZIP, GZIP]
     one, two, venv = (layer.recipe for layer in found.layers[:3])
     assert isinstance(one, BaseBlobLayer) and isinstance(two, BaseBlobLayer) and isinstance(venv, BaseImageVenvLayer)
     assert (one.digest, two.diff_id) == (digest("one"), digest("tar of two"))
@@ -218,9 +219,9 @@ def test_the_layers_of_a_base_image_come_first_with_their_types() -> None:
     )  # fmt: skip
     layers = [WrittenLayer(digest(f"packed {n}"), 10 + n, digest(f"plain {n}"), 20 + n) for n in range(5)]
     image = found.with_layers(layers)
-    assert [item["mediaType"] for item in image.manifest.layers] == [PLAIN_LAYER, ZSTD, LAYER, LAYER, LAYER]
+    assert [item["mediaType"] for item in image.manifest.layers] == [TAR, ZSTD, GZIP, GZIP, GZIP]
     assert [item["size"] for item in image.manifest.layers] == [10, 11, 12, 13, 14], "not those of the base's manifest"
-    assert {item["mediaType"] for item in image.plain_manifest.layers} == {PLAIN_LAYER}
+    assert {item["mediaType"] for item in image.plain_manifest.layers} == {TAR}
 
 
 def test_the_history_of_a_base_image_is_kept_with_its_empty_entries() -> None:
