@@ -15,6 +15,10 @@ class Wheel:
     file: str
     sha256: str
 
+    def hashed_pin(self, separator: str = " ") -> str:
+        """Return the requirement of exactly this file, as pip and uv read it. `separator`: stands before the hash."""
+        return f"{self.name}=={self.version}{separator}--hash=sha256:{self.sha256}"
+
 
 @dataclass(frozen=True)
 class LockedWheel:

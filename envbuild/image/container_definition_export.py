@@ -49,7 +49,7 @@ def standalone_dockerfile(lock: Lock, name: str) -> str:
         "ENTRYPOINT []",
         *([] if lock.image else _debian_instructions(lock)),
         f"COPY <<'{_END}' {_LISTED}",
-        *(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}" for pin in _wheels(lock)),
+        *(wheel.hashed_pin() for wheel in _wheels(lock)),
         _END,
         f"RUN python{lock.python} -m venv --without-pip {VENV}",
         "ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS",

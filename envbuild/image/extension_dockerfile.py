@@ -123,7 +123,7 @@ def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> L
     """Return the layer that installs wheels; for an override it also repairs the metadata that requires another
     version."""
     task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
-    requirements = (f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in wheels)
+    requirements = (locked.wheel.hashed_pin() for locked in wheels)
     return Layer(name, (*task, *requirements), f"from={wheels_context(name)}", "/mnt/wheels")
 
 

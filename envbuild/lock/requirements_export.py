@@ -62,10 +62,7 @@ def heading(lock: Lock, name: str, kind: str) -> list[str]:
 def hashed_pins(lock: Lock, separator: str) -> list[str]:
     """A requirement with its hash for each wheel, except pip itself."""
     wheels = {locked.wheel.name: locked.wheel for locked in lock.wheels}
-    return [
-        f"{package}=={wheels[package].version}{separator}--hash=sha256:{wheels[package].sha256}"
-        for package in sorted(computing(lock.versions))
-    ]
+    return [wheels[package].hashed_pin(separator) for package in sorted(computing(lock.versions))]
 
 
 def override_list(lock: Lock) -> str:

@@ -135,7 +135,7 @@ def _install(lock: Lock, store: Store, folder: Path, names: tuple[str, ...], say
             link = links / wheel.file
             if not link.is_symlink():
                 link.symlink_to(store.path(wheel.sha256, wheel.file))
-            lines.append(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
+            lines.append(f"{wheel.hashed_pin()}\n")
     listed = folder / f"{_MARK}.txt"
     atomic_files.write_atomically(listed, "".join(lines))
     say(f"installing {len(names)} distributions")

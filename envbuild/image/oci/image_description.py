@@ -228,9 +228,9 @@ def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
 
 
 def _wheels(lock: Lock, inputs: ImageInputs, group: WheelGroup) -> DescribedLayer:
-    texts = (f"{one.wheel.name}=={one.wheel.version} --hash=sha256:{one.wheel.sha256}" for one in group.wheels)
+    pins = " ".join(one.wheel.hashed_pin() for one in group.wheels)
     recipe = WheelLayer(lock.python, _files(inputs, group.wheels))
-    return DescribedLayer(group.name, f"envbuild: wheels {' '.join(texts)}", recipe)
+    return DescribedLayer(group.name, f"envbuild: wheels {pins}", recipe)
 
 
 def _files(inputs: ImageInputs, wheels: Sequence[LockedWheel]) -> tuple[WheelOfLayer, ...]:
