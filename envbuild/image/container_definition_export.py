@@ -34,8 +34,8 @@ def standalone_dockerfile(lock: Lock, name: str) -> str:
     """A Dockerfile that contains the lists of its packages, so that its context can be empty. Needs BuildKit and a
     network.
 
-    uv installs the wheels, because envbuild writes the files that uv installs; pip downloads them, because indexes and
-    mirrors are usually configured for pip. Nothing in a lock can add an instruction or reach a shell.
+    uv installs the wheels, so that /opt/venv has the same files as in envbuild's image; pip downloads them, because
+    indexes and mirrors are usually configured for pip. Nothing in a lock can add an instruction or reach a shell.
     """
     variables = {**image_description.ENVIRONMENT, **lock.environment}
     lines = [
@@ -65,18 +65,24 @@ def standalone_dockerfile(lock: Lock, name: str) -> str:
 
 def _pinned_in_dockerfile(lock: Lock) -> list[str]:
     """Comments on what the Dockerfile pins, and what it does not."""
-    lines = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
-    if lock.image:
-        lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
-    else:
-        lines += [
-            "# Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one",
-            "# is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With",
-            "# DEBIAN_VERSIONS=none the base image (BASE) must have the packages.",
-            "# Not pinned: the base image, a tag.",
-        ]
-    lines += [f"# Not pinned: the sha256 of uv {wheel_installed_files.UV_VERSION}, which installs the wheels."]
-    return lines + _without(lock)
+    on_debian = [
+        "# Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one",
+        "# is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With",
+        "# DEBIAN_VERSIONS=none the base image (BASE) must have the packages.",
+        "# Not pinned: the base image, a tag.",
+    ]
+    return [
+        *_wheel_and_base_comments(lock, on_debian),
+        f"# Not pinned: the sha256 of uv {wheel_installed_files.UV_VERSION}, which installs the wheels.",
+        *_left_out_comments(lock),
+    ]
+
+
+def _wheel_and_base_comments(lock: Lock, on_debian: list[str]) -> list[str]:
+    """Comments on how the wheels and the base are pinned. `on_debian`: those for a base that is not a base image."""
+    on_image = [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
+    wheels = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
+    return wheels + (on_image if lock.image else on_debian)
 
 
 def _pinned_overrides(lock: Lock) -> list[str]:
@@ -88,8 +94,8 @@ def _pinned_overrides(lock: Lock) -> list[str]:
     ]
 
 
-def _without(lock: Lock) -> list[str]:
-    """Comments on what envbuild's image has in addition."""
+def _left_out_comments(lock: Lock) -> list[str]:
+    """Comments on what only envbuild's image has."""
     return requirements_export.left_out(lock) + (["# Left out: the setup of nvcc"] if lock.nvcc else [])
 
 
@@ -155,7 +161,7 @@ def apptainer_definition(lock: Lock, profile: Profile, name: str) -> str:
         "",
         *requirements_export.heading(lock, name, "apptainer"),
         "# apptainer build NAME.sif FILE" + ("; then: apptainer exec --nv NAME.sif python" if profile.gpus else ""),
-        *_comments(lock),
+        *_pinned_in_definition(lock),
         "",
         "%post",
         "    set -e",
@@ -236,14 +242,10 @@ def _apt(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _comments(lock: Lock) -> list[str]:
-    """Comments on what the other files pin, and what they do not."""
-    lines = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
-    if lock.image:
-        lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
-    else:
-        lines += [
-            "# Not pinned: the base image (a tag) and the Debian packages (their versions on the day of the build).",
-            "# An image of `envbuild build` pins both.",
-        ]
-    return lines + _without(lock)
+def _pinned_in_definition(lock: Lock) -> list[str]:
+    """Comments on what the Apptainer definition pins, and what it does not."""
+    on_debian = [
+        "# Not pinned: the base image (a tag) and the Debian packages (their versions on the day of the build).",
+        "# An image of `envbuild build` pins both.",
+    ]
+    return [*_wheel_and_base_comments(lock, on_debian), *_left_out_comments(lock)]
