@@ -22,7 +22,7 @@ from envbuild.image.oci.image_description import MAX_LAYERS
 from envbuild.lock.lock_entry_types import Builder, LockedExtension, Nvcc
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
 from envbuild.registry.image_reference_patterns import BY_DIGEST
-from envbuild.resolve.plan_resolver import VENV
+from envbuild.resolve.plan_resolver import SEARCH_PATH, VENV
 from envbuild.util import package_data
 from envbuild.util.errors import LockError
 
@@ -107,7 +107,7 @@ def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
         "HOME": "/build",
         # otherwise nvcc's process id gets into the output
         "NVCC_APPEND_FLAGS": " ".join(filter(None, (one.env.get("NVCC_APPEND_FLAGS"), "--objdir-as-tempdir"))),
-        "PATH": f"{VENV}/bin:{home}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{VENV}/bin:{home}/bin:{SEARCH_PATH}",
         "PYTHONHASHSEED": "0",
         "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
         "TORCH_CUDA_ARCH_LIST": builder.arch,

@@ -38,12 +38,8 @@ def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager
 
 
 def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
-    """Make the base of an image from its stored packages, and download the wheels and archives of the image. Its
-    extensions are not included."""
+    """Download the wheels and archives of an image. Its base and its extensions are not included."""
     show = show_download(progress)
-    with one_fetch_at_a_time(progress):
-        if locked.suite:
-            debian_base_tar.make_base(locked, sha256_file_store.debs(), progress.line)
     with one_fetch_at_a_time(progress):
         wheel_resolution_and_download.fetch_wheels(
             locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show

@@ -20,7 +20,6 @@ from envbuild.evidence import (
 from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
 from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts import database
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.lock import lock_file, wheel_file_hashes_and_contents
 from envbuild.lock.lock_file import Lock
@@ -149,7 +148,7 @@ def _require_no_script(loaded: LoadedProfile) -> None:
 def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
     """Return the sha256 of each wheel's files, without those of tools such as pip; wheels that are missing in the store
     are downloaded."""
-    glibc = database.suites()[lock.suite].glibc if lock.suite else "2.36"
+    glibc = plan_resolver.glibc_of_base(lock.suite)
     store = sha256_file_store.wheel_store()
     fetched = wheel_resolution_and_download.fetch_wheels(
         lock.wheels, lock.python, glibc, store, lambda file, count: None

@@ -178,6 +178,7 @@ def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedEx
     require_describable_image(context, lock)
     build_downloads.fetch_image_parts(recipe.plan, lock, progress)
     build_downloads.fetch_compiler_and_sources(recipe.plan, lock, extension, progress)
+    build_downloads.make_bases(lock, progress)
     return extension_wheel_build.compile_wheel(_build_order(context, recipe), extension)
 
 

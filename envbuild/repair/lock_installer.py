@@ -19,12 +19,12 @@ from typing import Literal
 
 from packaging.utils import canonicalize_name
 
-from envbuild.facts import database
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.repair import environment_manager_detection, requirement_edits
+from envbuild.resolve import plan_resolver
 from envbuild.runners import host_runner
 from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import BuildError, FileError, SystemFault
@@ -63,7 +63,7 @@ def install_lock(
     python = _interpreter(lock.python)
     _require_environment(folder, lock.python)
     store = sha256_file_store.wheel_store()
-    glibc = database.suites()[lock.suite].glibc if lock.suite else "2.36"
+    glibc = plan_resolver.glibc_of_base(lock.suite)
     wheel_resolution_and_download.fetch_wheels(lock.wheels, lock.python, glibc, store, lambda file, count: None)
     if not (folder / "pyvenv.cfg").is_file():
         say(f"new environment: {folder}, Python {lock.python}")

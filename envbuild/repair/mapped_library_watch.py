@@ -16,12 +16,17 @@ def mapped_files(pid: int, sonames: Collection[str]) -> set[str]:
     """The files of these libraries that a process has mapped; empty if the process has ended or its maps may not be
     read."""
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        paths = all_mapped_files(pid)
     except OSError:
         return set()
-    parts = (line.split(None, 5) for line in lines)
-    paths = {part[5] for part in parts if len(part) == 6}
     return {path for path in paths if _is_one_of(Path(path).name, sonames)}
+
+
+def all_mapped_files(pid: int) -> set[str]:
+    """All files that a process has mapped. Raises OSError if it has ended or its maps may not be read."""
+    lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    parts = (line.split(None, 5) for line in lines)
+    return {part[5] for part in parts if len(part) == 6}
 
 
 def _is_one_of(file: str, sonames: Collection[str]) -> bool:

@@ -19,7 +19,7 @@ from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.facts import database
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.profile.model import SelfTest
-from envbuild.repair import file_backup, requirement_edits
+from envbuild.repair import file_backup, mapped_library_watch, requirement_edits
 from envbuild.repair.file_backup import BackupFolder
 from envbuild.repair.repair_plan import Command, RepairPlan
 from envbuild.runners import host_runner
@@ -114,12 +114,10 @@ def processes_using(paths: set[str]) -> Iterator[ProcessUsing]:
         if int(folder.name) == os.getpid():
             continue
         try:
-            maps = (folder / "maps").read_text(encoding="utf-8", errors="surrogateescape")
+            used = mapped_library_watch.all_mapped_files(int(folder.name)) & paths
             name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             continue
-        parts = (line.split(None, 5) for line in maps.splitlines())
-        used = {part[5] for part in parts if len(part) == 6} & paths
         if used:
             yield ProcessUsing(int(folder.name), name, min(used))
 

@@ -28,12 +28,14 @@ from envbuild.util.yaml_and_project_paths import Place
 
 VENV = "/opt/venv"
 
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH of a container whose image sets none."""
 # HOME and the compilers' caches must be writable for any uid, also with a read-only root file system. torch looks up
 # the user's name (pytorch/pytorch#140765), so USER is set. A profile's own values take precedence.
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": f"{VENV}/bin:{SEARCH_PATH}",
     "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",
     "TRITON_CACHE_DIR": "/tmp/triton",
     "USER": "envbuild",
@@ -128,6 +130,12 @@ class Plan:
 _IMAGE_GLIBC = "2.28"
 
 
+def glibc_of_base(suite: str | None) -> str:
+    """Return the version of glibc for which the wheels of an image are chosen. `suite`: that of Debian; None on a base
+    image."""
+    return database.suites()[suite].glibc if suite else _IMAGE_GLIBC
+
+
 def resolve(loaded: LoadedProfile) -> Plan:
     """Resolve a profile to a plan. Raises ProfileError with every contradiction in the profile."""
     profile = loaded.profile
@@ -149,7 +157,7 @@ def resolve(loaded: LoadedProfile) -> Plan:
         cli_words=loaded.cli_words,
         platform=profile.platform,
         python=profile.python,
-        glibc=suite.glibc if suite else _IMAGE_GLIBC,
+        glibc=glibc_of_base(profile.base.bootstrap),
         suite=suite.name if suite else None,
         image=profile.base.image,
         base_packages=database.base_packages(bool(choice.situation.gpus)) if suite else (),

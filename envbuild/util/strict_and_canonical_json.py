@@ -103,6 +103,15 @@ def encode(value: Any, *, ascii_only: bool = False) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only).encode()
 
 
+def require_unicode(value: Any, message: str) -> None:
+    """Raise Malformed with this message if a text in the value cannot be written as UTF-8. JSON can contain half a
+    surrogate pair, and the name of a file any bytes."""
+    try:
+        encode(value)
+    except UnicodeEncodeError:
+        raise Malformed(message) from None
+
+
 def canonical_digest(value: Any) -> str:
     """The hex sha256 of the value's canonical JSON."""
     return hashlib.sha256(encode(value)).hexdigest()

@@ -17,14 +17,13 @@ from envbuild.image.layers.archive_layers import NVCC_RELEASE
 from envbuild.image.layers.file_tree_of_layers import MAX_FILES, FileTree, LayerChange, TreeFile
 from envbuild.registry import image_content_reader
 from envbuild.registry.oci_types import BlobSource
-from envbuild.resolve.plan_resolver import VENV
+from envbuild.resolve.plan_resolver import SEARCH_PATH, VENV
 from envbuild.util import atomic_files, strict_and_canonical_json, user_folders
 from envbuild.util.errors import BuildError, printable
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 VERSION = 2
 """Increment it with every change that may give other contents for the same layers."""
-_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of a container without PATH
 _MOST_FOLDERS = 1000  # in PATH
 _LARGEST_TEMPLATE, _ALL_TEMPLATES = 1 << 18, 1 << 24  # bytes
 _OVERLAP = 256  # bytes, more than a searched text has
@@ -78,7 +77,7 @@ def base_contents(
     Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv; Refusal
     for an invalid layer.
     """
-    search = environment.get("PATH") or _SEARCH_PATH
+    search = environment.get("PATH") or SEARCH_PATH
     if search.count(":") >= _MOST_FOLDERS:
         raise Malformed(f"PATH of the base image has more than {_MOST_FOLDERS} folders")
     key = strict_and_canonical_json.canonical_digest([VERSION, [layer.diff_id for layer in layers], python, search])
@@ -87,19 +86,11 @@ def base_contents(
     if known and known.check == _check(key, known.contents):
         return known.contents
     contents = _contents(_read_tree(place, layers, python), python, search)
-    _require_text(contents)
+    strict_and_canonical_json.require_unicode(asdict(contents), "the base image has a path that is not UTF-8")
     atomic_files.write_atomically(
         file, strict_and_canonical_json.encode({"contents": asdict(contents), "check": _check(key, contents)})
     )
     return contents
-
-
-def _require_text(contents: BaseContents) -> None:
-    """Raise Malformed for a path that is not UTF-8: a tar may have any bytes in a name."""
-    try:
-        strict_and_canonical_json.encode(asdict(contents))
-    except UnicodeEncodeError:
-        raise Malformed("the base image has a path that is not UTF-8") from None
 
 
 def _check(key: str, contents: BaseContents) -> str:

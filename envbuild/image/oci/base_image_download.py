@@ -184,7 +184,7 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
     raw = _intact(manifest.config)
     config = image_content_reader.parse_config(manifest.config, raw)
     document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
-    _require_text(document)
+    strict_and_canonical_json.require_unicode(document, "the base image's configuration has a text that is not Unicode")
     if f"{document.get('os')}/{document.get('architecture')}" != platform:
         raise BuildError(
             f"the base image {reference} is not of {platform}", hint="name the digest of an image of this platform"
@@ -200,14 +200,6 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
     return BaseImage(
         reference, manifest.digest, layers, config, _history(document.get("history"), len(layers), reference)
     )
-
-
-def _require_text(document: Mapping[str, Any]) -> None:
-    """Raise Malformed for half a surrogate pair: JSON can name one, and UTF-8 cannot."""
-    try:
-        strict_and_canonical_json.encode(document)
-    except UnicodeEncodeError:
-        raise Malformed("the base image's configuration has a text that is not Unicode") from None
 
 
 def _layer(item: Mapping[str, Any], diff_id: str) -> BaseLayerRef:
