@@ -67,7 +67,5 @@ def _read(file: Path) -> Record | None:
         data = {"extensions": (), **json.loads(file.read_text(encoding="utf-8"))}
         compiled = tuple(CompiledRecord(**{**one, "roots": tuple(one["roots"])}) for one in data["extensions"])
         return Record(**{**data, "layers": tuple(data["layers"]), "extensions": compiled})
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # a damaged record proves nothing: the image is built again
+        return None  # a missing or damaged record proves nothing: the image is built again

@@ -312,12 +312,9 @@ def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
         for layer in profile_and_image_diff.of_lock(other, held).layers:
             holders.setdefault(layer.identity, []).append(other)
     found = [
-        # number and size of the layers of a base image are not in the lock
+        # the number of layers of a base image is not in the lock
         PageLayer(
-            None if lock.image else number,
-            layer.title,
-            None if number == 1 and lock.image else layer.bytes,
-            tuple(holders.get(layer.identity, ())),
+            None if lock.image else number, layer.title, layer.bytes, tuple(holders.get(layer.identity, ()))
         )
         for number, layer in enumerate(profile_and_image_diff.of_lock(name, lock).layers, 1)
     ]

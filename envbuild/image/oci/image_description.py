@@ -39,8 +39,8 @@ ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 """In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
 bytecode."""
 _CREATED = "2024-01-01T00:00:00Z"  # SOURCE_DATE_EPOCH, the latest time of a file
-_FROM_BASE = ("ExposedPorts", "Healthcheck", "Shell", "StopSignal", "Volumes", "WorkingDir")
-"""The settings of a base image that an image on it keeps, apart from its variables and labels."""
+_FROM_BASE = ("ExposedPorts", "Healthcheck", "Shell", "StopSignal", "Volumes")
+"""The settings of a base image that an image on it keeps, apart from its variables, labels and working directory."""
 
 
 @dataclass(frozen=True)
