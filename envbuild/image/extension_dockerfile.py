@@ -37,9 +37,9 @@ _REFERENCE = re.compile(BY_DIGEST)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One RUN of the installer: its arguments, and what is mounted at `target`: a directory of the build context
-    ("source=debs") or a separate context ("from=wheels-torch")."""
+class InstallStep:
+    """A RUN instruction that calls the installer: its arguments, and what is mounted at `target`: a directory of the
+    build context ("source=debs") or a separate context ("from=wheels-torch")."""
 
     title: str
     arguments: tuple[str, ...]
@@ -52,11 +52,11 @@ class BuildStage:
     """The stage in which an extension's wheel is compiled; its target is `wheel-<name>`."""
 
     name: str
-    layer: Layer
+    step: InstallStep
 
 
-def common_layers(lock: Lock) -> tuple[Layer, ...]:
-    """Return the layers below the tools: everything that may be needed to import torch and to compile."""
+def _common_steps(lock: Lock) -> tuple[InstallStep, ...]:
+    """Return the steps before the tools: everything that may be needed to import torch and to compile."""
     epoch = str(SOURCE_DATE_EPOCH)
     debs = [_debs("Debian packages", lock.apt, DEBS)] if lock.apt else []
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
@@ -64,7 +64,7 @@ def common_layers(lock: Lock) -> tuple[Layer, ...]:
     shared = [(name, group) for name, group in groups if name != PACKAGES]
     return (
         *debs,
-        Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python)),
+        InstallStep("the virtual environment, /opt/venv", ("venv", epoch, lock.python)),
         *(_wheels(name, group, overrides.get(name)) for name, group in shared),
         *map(_archive, lock.archives),
     )
@@ -75,12 +75,12 @@ def wheels_context(layer: str) -> str:
     return f"wheels-{layer}"
 
 
-def _nvcc(nvcc: Nvcc) -> Layer:
-    return Layer("nvcc, of torch's CUDA", ("nvcc", str(SOURCE_DATE_EPOCH), nvcc.home, nvcc.release))
+def _nvcc(nvcc: Nvcc) -> InstallStep:
+    return InstallStep("nvcc, of torch's CUDA", ("nvcc", str(SOURCE_DATE_EPOCH), nvcc.home, nvcc.release))
 
 
-def _tools(lock: Lock) -> tuple[Layer, ...]:
-    """Return the layers with the tools that compile extensions. nvcc's release is checked last, just before
+def _tools(lock: Lock) -> tuple[InstallStep, ...]:
+    """Return the steps that install the tools for compiling extensions. nvcc's release is checked last, just before
     compiling."""
     if lock.builder is None:
         return ()
@@ -93,13 +93,13 @@ def _tools(lock: Lock) -> tuple[Layer, ...]:
 def _stages(lock: Lock) -> Iterator[BuildStage]:
     for one in lock.extensions:
         assert lock.builder
-        command = compiling(one, lock.builder)
+        command = compile_command(one, lock.builder)
         title = f"{one.name} from {one.kind} {one.digest}"
         arguments = ("compile", str(SOURCE_DATE_EPOCH), *command)
-        yield BuildStage(one.name, Layer(title, arguments, f"source=sources/{one.name}", "/mnt/source"))
+        yield BuildStage(one.name, InstallStep(title, arguments, f"source=sources/{one.name}", "/mnt/source"))
 
 
-def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
+def compile_command(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
     """Return the command that builds a wheel from source. Only MAX_JOBS is not fixed; it does not change the result."""
     home = builder.nvcc.home
     fixed = {
@@ -119,21 +119,25 @@ def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
     return ("/usr/bin/env", *variables, f"{VENV}/bin/python", *pip, *settings, ".")
 
 
-def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> Layer:
-    """Return the layer that installs wheels; for an override it also repairs the metadata that requires another
+def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> InstallStep:
+    """Return the step that installs wheels; for an override it also repairs the metadata that requires another
     version."""
     task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
     requirements = (locked.wheel.hashed_pin() for locked in wheels)
-    return Layer(name, (*task, *requirements), f"from={wheels_context(name)}", "/mnt/wheels")
+    return InstallStep(name, (*task, *requirements), f"from={wheels_context(name)}", "/mnt/wheels")
 
 
-def _debs(title: str, debs: Sequence[Deb], source: str) -> Layer:
-    return Layer(title, ("debs", str(SOURCE_DATE_EPOCH), *(deb.file for deb in debs)), f"source={source}", "/mnt/debs")
+def _debs(title: str, debs: Sequence[Deb], source: str) -> InstallStep:
+    return InstallStep(
+        title, ("debs", str(SOURCE_DATE_EPOCH), *(deb.file for deb in debs)), f"source={source}", "/mnt/debs"
+    )
 
 
-def _archive(archive: Archive) -> Layer:
+def _archive(archive: Archive) -> InstallStep:
     arguments = ("archive", str(SOURCE_DATE_EPOCH), archive.name, archive.sha256, FOLDERS[archive.name])
-    return Layer(f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive")
+    return InstallStep(
+        f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive"
+    )
 
 
 def render(lock: Lock) -> str:
@@ -143,8 +147,8 @@ def render(lock: Lock) -> str:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters.update(exec=_exec, reference=_reference)
-    layers, tools = common_layers(lock), _tools(lock)
-    count = 2 + len(layers) + len(tools)  # the base, and the stage that compiles
+    steps = _common_steps(lock) + _tools(lock)
+    count = 2 + len(steps)  # the base, and the stage that compiles
     if count > MAX_LAYERS:
         raise LockError(
             f"compiling needs {count} layers; an image can have at most {MAX_LAYERS}", hint="name fewer large packages"
@@ -153,8 +157,7 @@ def render(lock: Lock) -> str:
         lock_id=lock.id,
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
-        layers=layers,
-        tools=tools,
+        steps=steps,
         stages=list(_stages(lock)),
     )
 

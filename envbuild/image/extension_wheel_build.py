@@ -73,7 +73,7 @@ class BuiltWheel:
         )
 
 
-def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
+def wheel_inputs(lock: Lock, one: LockedExtension) -> dict[str, Any]:
     """Return everything that a wheel is made from; the sha256 of this is its cache key."""
     builder = lock.builder
     assert builder
@@ -85,7 +85,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
     return {
         "recipe": _RECIPE,
         "source": one.content,
-        "command": list(extension_dockerfile.compiling(one, builder)),
+        "command": list(extension_dockerfile.compile_command(one, builder)),
         "python": lock.python,
         "cuda": builder.nvcc.release,
         "wheels": tools,
@@ -100,7 +100,7 @@ def _compiles(name: str) -> bool:
 
 
 def key(lock: Lock, one: LockedExtension) -> str:
-    return canonical_digest(material(lock, one))
+    return canonical_digest(wheel_inputs(lock, one))
 
 
 def _folder(name: str) -> Path:
@@ -155,7 +155,7 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
             "seconds": round(seconds, 1),
             "jobs": jobs,
             "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
-            "from": material(lock, one),
+            "from": wheel_inputs(lock, one),
         }
         whole = folder / "whole"  # a separate folder: the build could write to the other one
         whole.mkdir()

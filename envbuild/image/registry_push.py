@@ -33,11 +33,11 @@ def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> 
     succeeded only if the registry then serves the image under that tag. Raises CheckFailed otherwise, and what `send`
     raises.
     """
-    found = there(place, image_id)
+    found = find_pushed(place, image_id)
     if found is not None:
         return found, True
     send(_tag(image_id))
-    found = there(place, image_id)
+    found = find_pushed(place, image_id)
     if found is None:
         raise CheckFailed(
             f"{place.reference.repository}:{_tag(image_id)} is not the image that was just pushed",
@@ -67,7 +67,7 @@ def _tag(image_id: str) -> str:
     return f"id-{image_id.removeprefix('sha256:')}"
 
 
-def there(place: Repository, image_id: str) -> Manifest | None:
+def find_pushed(place: Repository, image_id: str) -> Manifest | None:
     """Return the image's manifest, if its tag refers to that image."""
     found = place.manifest(_tag(image_id))
     return found if found is not None and not found.is_index and found.config == image_id else None

@@ -112,7 +112,7 @@ def _reference_without_push(
     place = _repository(registry)
     name = place.reference.repository
     try:
-        found = registry_push.there(place, image.id)
+        found = registry_push.find_pushed(place, image.id)
     except NetworkError as error:
         on_line(f"{name} did not answer: {error.message}")
         found = None

@@ -160,7 +160,7 @@ def test_it_is_made_once_and_says_what_it_was_made_from(locked: Lock, compiler: 
     assert made(locked) == first == extension_wheel_build.find_wheel(locked, locked.extensions[0])
     assert len(compiler.jobs) == 1
     about = json.loads((first.path.parent / "built.json").read_text(encoding="utf-8"))
-    assert about["from"] == json.loads(json.dumps(extension_wheel_build.material(locked, locked.extensions[0])))
+    assert about["from"] == json.loads(json.dumps(extension_wheel_build.wheel_inputs(locked, locked.extensions[0])))
     assert (about["sha256"], about["jobs"]) == (first.sha256, 8)
     assert first.record.roots == ("kernels-0.1.dist-info", "kernels.py")
 

@@ -259,7 +259,7 @@ def test_debians_nvcc_compiles_with_the_host_compiler_that_goes_with_it(project:
     made = lock_for(plan)
     assert made.builder and {deb.name for deb in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}
     assert not {"nvidia-cuda-toolkit"} & {deb.name for deb in (*made.base, *made.apt)}
-    command = extension_dockerfile.compiling(made.extensions[0], made.builder)
+    command = extension_dockerfile.compile_command(made.extensions[0], made.builder)
     assert {"CC=gcc-13", "CXX=g++-13", "CUDA_HOME=/usr"} <= set(command)
     ((field, message),) = refused(project, {**PACKAGED, "toolchain": FILE})
     assert field == "base.bootstrap" and "g++ 14" in message
@@ -269,7 +269,7 @@ def test_a_profiles_own_compiler_comes_before_debians(project: Path) -> None:
     entry = {**KERNELS, "build": {"env": {"CXX": "ccache g++-13"}}}
     made = lock_for(plan_of(project, {**PACKAGED, "extensions": [entry]}))
     assert made.builder
-    assert "CXX=ccache g++-13" in extension_dockerfile.compiling(made.extensions[0], made.builder)
+    assert "CXX=ccache g++-13" in extension_dockerfile.compile_command(made.extensions[0], made.builder)
 
 
 def test_packages_from_debian_are_inputs_of_the_plan(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
