@@ -7,12 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from envbuild.fetch import sha256_file_store
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.lock.lock_entry_types import Overridden
@@ -131,6 +132,22 @@ def test_without_the_locks_python_it_says_what_to_do(lock: Lock, folder: Path) -
         install(dataclasses.replace(lock, python="3.99"), folder)
     assert "uv python install 3.99" in (caught.value.hint or "")
     assert not folder.exists()
+
+
+def test_wheels_of_a_lock_on_a_base_image_fit_the_glibc_of_its_plan(
+    project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def fetch(locked: Sequence[LockedWheel], python: str, glibc: str, *_: object) -> None:
+        seen.append(glibc)
+        raise BuildError("stop")
+
+    monkeypatch.setattr(wheel_resolution_and_download, "fetch_wheels", fetch)
+    plan = plan_of(project, {**PROFILE, "base": {"image": f"registry.example/base@sha256:{'a' * 64}"}, "apt": []})
+    with pytest.raises(BuildError, match="stop"):
+        install(dataclasses.replace(lock_for(plan), python=VERSION), folder)
+    assert seen == [plan.glibc]
 
 
 def test_the_command_needs_a_lock(project: Path) -> None:
