@@ -76,8 +76,8 @@ class _Wanted(NamedTuple):
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_creation_and_update.EVERYTHING,
     metavar="[NAME]",
-    help="Update this package to the newest version that fits (may be repeated); 'base': the Debian packages; "
-    "without NAME: everything.",
+    help="Update this package to the newest version that fits (may be repeated); 'base': the Debian packages, or "
+    "the base image to which the profile's tag points now; without NAME: everything.",
 )  # fmt: skip
 @requirements_option
 @pin_option

@@ -20,9 +20,7 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _HELPER = "/usr/lib/apt/apt-helper"
-_APT_HINT = (
-    "a bootstrap base needs Debian's apt and mmdebstrap on this machine; without them, set a base image by digest"
-)
+_APT_HINT = "a bootstrap base needs Debian's apt and mmdebstrap on this machine; without them, set a base image"
 
 
 @dataclass(frozen=True)

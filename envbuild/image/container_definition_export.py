@@ -80,9 +80,13 @@ def _pinned_in_dockerfile(lock: Lock) -> list[str]:
 
 def _wheel_and_base_comments(lock: Lock, on_debian: list[str]) -> list[str]:
     """Comments on how the wheels and the base are pinned. `on_debian`: those for a base that is not a base image."""
-    on_image = [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
     wheels = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
-    return wheels + (on_image if lock.image else on_debian)
+    return wheels + (_pinned_base_image(lock) if lock.image else on_debian)
+
+
+def _pinned_base_image(lock: Lock) -> list[str]:
+    lines = [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
+    return lines + ([f"# The tag {lock.image_tag} pointed to it when the lock was made."] if lock.image_tag else [])
 
 
 def _pinned_overrides(lock: Lock) -> list[str]:

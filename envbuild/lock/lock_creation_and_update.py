@@ -24,7 +24,7 @@ from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.newest_release_lag import Lag
 from envbuild.fetch.wheel_resolution_and_download import Resolved
-from envbuild.lock import extension_and_compiler_locking, lock_file, wheel_conflicts
+from envbuild.lock import base_image_tag_lookup, extension_and_compiler_locking, lock_file, wheel_conflicts
 from envbuild.lock.lock_entry_types import AcceptedOld, Nvcc, Overridden
 from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.plan_resolver import Plan, as_locked
@@ -50,13 +50,13 @@ def update_lock(
     """The lock for `plan`, with as few changes to `previous` as possible.
 
     `upgrade` names packages that may move to the newest version that fits; EVERYTHING means all, BASE the Debian
-    packages. Archives are downloaded to be locked: `progress` gets the name and the number of new bytes. `accept_old`
-    names packages that may be far behind their newest release, EVERYTHING means all. `say` gets a sentence for each
-    package whose newest release was not chosen.
+    packages, or the base image to which the profile's tag points now. Archives are downloaded to be locked: `progress`
+    gets the name and the number of new bytes. `accept_old` names packages that may be far behind their newest release,
+    EVERYTHING means all. `say` gets a sentence for each package whose newest release was not chosen.
 
-    Raises ProfileError for missing versions, versions refused by an advisory, and versions that are far behind their
-    newest release without being accepted. Raises NetworkError if an index or mirror does not answer, and HashMismatch
-    for an archive with a different sha256.
+    Raises ProfileError for missing versions, a missing tag of the base image, versions refused by an advisory, and
+    versions that are far behind their newest release without being accepted. Raises NetworkError if an index, mirror or
+    registry does not answer, and HashMismatch for an archive with a different sha256.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
@@ -65,6 +65,7 @@ def update_lock(
         with ThreadPoolExecutor(1) as pool:
             choosing = pool.submit(_locked_wheels, plan, previous, stale, upgrade, accept_old)
             base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
+            image, image_tag = _base_image(plan, previous, stale, everything or BASE in upgrade)
             chosen = choosing.result()
     except ProfileError as error:
         message = f"{error.message} {error.hint}"
@@ -87,7 +88,8 @@ def update_lock(
         platform=plan.platform,
         python=plan.python,
         suite=plan.suite,
-        image=plan.image,
+        image=image,
+        image_tag=image_tag,
         base=base,
         apt=apt,
         wheels=locked,
@@ -173,6 +175,17 @@ def _debs(
         # the mirror has newer versions, so lock the base again too; this raises if a requested package is missing
         base = tuple(apt_resolution_and_download.resolve_debs(plan.suite, plan.base_packages))
         return base, _late(plan, base, ())
+
+
+def _base_image(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: bool
+) -> tuple[str | None, str | None]:
+    """The base image by digest, and its tag if the profile names one."""
+    if plan.image is None or "@" in plan.image:
+        return plan.image, None
+    if previous is None or upgrade or "base" in stale:
+        return base_image_tag_lookup.image_of_tag(plan.image), plan.image
+    return previous.image, previous.image_tag
 
 
 def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ...]:

@@ -38,7 +38,9 @@ PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensi
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock. `made` (UTC, 20261121T000000Z) only selects a date in a snapshot archive; it is not part of the id."""
+    """A lock. `made` (UTC, 20261121T000000Z) only selects a date in a snapshot archive; it is not part of the id.
+    `image`: the base image by digest; `image_tag`: the tag in the profile that pointed to it, None if the profile names
+    the digest."""
 
     made: str
     inputs: Mapping[str, str]
@@ -57,10 +59,11 @@ class Lock:
     extensions: tuple[LockedExtension, ...] = ()
     builder: Builder | None = None
     accepted_old: tuple[AcceptedOld, ...] = ()
+    image_tag: str | None = None
 
     @property
     def content(self) -> dict[str, object]:
-        base: dict[str, object] = {"image": self.image}
+        base: dict[str, object] = {"image": self.image, **({"tag": self.image_tag} if self.image_tag else {})}
         if self.suite:
             base = {"bootstrap": self.suite, "packages": [dict(vars(deb)) for deb in self.base]}
         return {
@@ -161,6 +164,7 @@ def _lock(parsed: lock_schema.LockDocument) -> Lock:
         python=content.python,
         suite=base.bootstrap if isinstance(base, lock_schema.Bootstrap) else None,
         image=base.image if isinstance(base, lock_schema.ImageEntry) else None,
+        image_tag=base.tag if isinstance(base, lock_schema.ImageEntry) else None,
         base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, lock_schema.Bootstrap) else (),
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=_wheels(content.wheels),

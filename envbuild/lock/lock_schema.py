@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.profile.extension_spec import Commit, ExtensionName, ModuleName, Setting
-from envbuild.profile.value_types import ImageReference, Model, Platform, Sha256, SitePath, Text, VariableName
+from envbuild.profile.value_types import ImageTag, Model, PinnedImage, Platform, Sha256, SitePath, Text, VariableName
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
@@ -38,7 +38,14 @@ class Bootstrap(Model):
 
 
 class ImageEntry(Model):
-    image: ImageReference
+    image: PinnedImage
+    tag: ImageTag | None = None
+
+    @model_validator(mode="after")
+    def _has_one_name(self) -> ImageEntry:
+        if self.tag is not None and self.tag.rpartition(":")[0] != self.image.partition("@")[0]:
+            raise ValueError("the tag and the digest of the base image have different names")
+        return self
 
 
 class OverrideEntry(Model):

@@ -15,6 +15,8 @@ from packaging.version import Version
 
 from envbuild.facts import database
 from envbuild.fetch import index_config, wheel_resolution_and_download
+from envbuild.lock import base_image_tag_lookup
+from envbuild.lock.lock_creation_and_update import BASE
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.resolve.torch_compatibility_and_advisories import Advice
@@ -31,7 +33,8 @@ class AdvisedUpdate(AdvisoryRow):
 
 @dataclass(frozen=True)
 class Outdated:
-    """A pin with a possible update. `newest`: the newest patch release, None if the pin is the newest."""
+    """A pin with a possible update. `newest`: the newest patch release, None if the pin is the newest. For the pin
+    `base`, both are the base image by digest: as locked, and as its tag points now."""
 
     name: str
     version: str
@@ -49,11 +52,19 @@ class _RequiredUpdate:
 
 
 def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
-    """The locked pins with a possible update. Raises NetworkError if the index does not answer."""
+    """The locked pins with a possible update, and the base image if its tag now points to another one. Raises
+    NetworkError if the index or the registry does not answer."""
     versions = lock.versions
     newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})
     nearest = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]
-    return list(_rows(versions, newest, nearest))
+    return [*_moved_base(lock), *_rows(versions, newest, nearest)]
+
+
+def _moved_base(lock: Lock) -> Iterator[Outdated]:
+    if lock.image and lock.image_tag:
+        now = base_image_tag_lookup.image_of_tag(lock.image_tag)
+        if now != lock.image:
+            yield Outdated(BASE, lock.image, now)
 
 
 def _rows(

@@ -46,6 +46,7 @@ from envbuild.profile.value_types import (
     one_line,
     shaped,
 )
+from envbuild.registry.image_reference_patterns import REPOSITORY
 from envbuild.util.errors import Fault, ProfileError, near
 from envbuild.util.yaml_and_project_paths import Document, Path
 
@@ -57,12 +58,15 @@ def _torch(text: str) -> str:
 
 
 class Base(Model):
-    """The root file system: a Debian suite made by mmdebstrap, or an image by digest."""
+    """The root file system: a Debian suite made by mmdebstrap, or an image in a registry."""
 
     bootstrap: Literal["bullseye", "bookworm", "trixie"] | None = Field(
         None, description="Debian suite; its Python: bullseye 3.9, bookworm 3.11, trixie 3.13"
     )
-    image: ImageReference | None = Field(None, description="image by digest: registry/name@sha256:...")
+    image: ImageReference | None = Field(
+        None,
+        description="image by digest or tag: HOST/NAME@sha256:... or HOST/NAME:TAG; a lock has the tag's digest",
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Base:
@@ -375,7 +379,6 @@ def _instead(text: str, path: tuple[str | int, ...]) -> str:
     name, pinned, _ = text.partition("=")
     if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
         return f"write {name}: the lock records the version that the mirror has"
-    if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
-        digest = f"`docker buildx imagetools inspect {text}` shows it"
-        return f"give the digest, {text}@sha256:...; {digest}"
+    if path == ("base", "image") and re.fullmatch(REPOSITORY, text):
+        return f"name a tag or a digest too: {text}:TAG or {text}@sha256:..."
     return ""

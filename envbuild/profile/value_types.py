@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from envbuild.facts import misleading_packages
-from envbuild.registry.image_reference_patterns import BY_DIGEST
+from envbuild.registry.image_reference_patterns import BY_DIGEST, BY_DIGEST_OR_TAG, BY_TAG
 from envbuild.util import url_redaction
 
 PLATFORM = "linux/amd64"
@@ -79,7 +79,10 @@ DebianPackage = Annotated[
         100,
     ),
 ]
-ImageReference = Annotated[str, shaped(f"^{BY_DIGEST}$", "registry/name@sha256:<64 hex digits>", 400)]
+_BY_DIGEST = "HOST/NAME@sha256:<64 hex digits>, with NAME in lower case"
+ImageReference = Annotated[str, shaped(f"^{BY_DIGEST_OR_TAG}$", f"HOST/NAME:TAG or {_BY_DIGEST}", 400)]
+PinnedImage = Annotated[str, shaped(f"^{BY_DIGEST}$", _BY_DIGEST, 500)]
+ImageTag = Annotated[str, shaped(f"^{BY_TAG}$", "HOST/NAME:TAG, with NAME in lower case", 400)]
 VariableName = Annotated[
     str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a variable's name: letters, digits and _, no digit first", 100)
 ]

@@ -8,15 +8,23 @@ from envbuild.util.errors import UsageError
 
 _WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 NAME = rf"{_WORD}(?:/{_WORD})*"
-HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+_LABELS, _IPV6, _PORT = r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", r"\[[0-9a-fA-F:]+\]", r":[0-9]{1,5}"
+HOST = rf"(?:{_LABELS}|{_IPV6})(?:{_PORT})?"
+TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 # As in docker, a first part without any of .:[ is not a host, unless it is localhost. Anything after the name, such as
 # a tag, is refused.
 REGISTRY = (
     rf"(?=.{{1,300}}\Z)(?:(?:localhost|(?=[^/]*[.:\[]){HOST})/)?{NAME}",
     "HOST/REPOSITORY, without http:// or https:// and without a tag",
 )
-# Allowed references to a base image in a profile, a lock and a Dockerfile.
-BY_DIGEST = r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}"
+# The same rule without lookahead, which pydantic lacks. A first part without any of .:[ is in lower case.
+_DOTTED, _PLAIN = r"[a-zA-Z0-9][a-zA-Z0-9-]*\.[a-zA-Z0-9.-]*[a-zA-Z0-9]", r"[a-z0-9]+(?:(?:_|__|-+)[a-z0-9]+)*"
+REPOSITORY = rf"(?:(?:{_DOTTED}|{_LABELS}{_PORT}|{_IPV6}(?:{_PORT})?|{_PLAIN})/{NAME}|{_WORD})"
+_DIGEST = r"@sha256:[0-9a-f]{64}"
+# Allowed references to a base image: in a lock and a Dockerfile, and as the tag that a profile names.
+BY_DIGEST = rf"{REPOSITORY}(?::{TAG})?{_DIGEST}"
+BY_TAG = rf"{REPOSITORY}:{TAG}"
+BY_DIGEST_OR_TAG = rf"{REPOSITORY}(?:{_DIGEST}|:{TAG}(?:{_DIGEST})?)"
 # Allowed references to a job's image. In addition, they may be only an image id, or have a registry's IPv6 address.
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 

@@ -26,7 +26,7 @@ INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
 MAX_MANIFEST = 4 << 20  # bytes; the limit of registries by the distribution specification
 
 _NAME, _HOST = re.compile(image_reference_patterns.NAME), re.compile(image_reference_patterns.HOST)
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_TAG = re.compile(image_reference_patterns.TAG)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 

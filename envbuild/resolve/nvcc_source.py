@@ -66,7 +66,7 @@ def choose_toolchain(loaded: LoadedProfile, cuda: str | None, packages: str) -> 
     if wanted == "base":
         if profile.base.image:
             return Toolchain(FOLDERS[TOOLKIT], cuda)
-        return fault(where, f"a bootstrap base has no nvcc: name a devel image of CUDA {cuda} by digest as base")
+        return fault(where, f"a bootstrap base has no nvcc: name a devel image of CUDA {cuda} as base")
     if wanted == "debian":
         found = _packaged(profile, cuda)
         return Toolchain(found.home, cuda, debian=found) if isinstance(found, Debian) else fault(where, found)
@@ -77,7 +77,7 @@ def choose_toolchain(loaded: LoadedProfile, cuda: str | None, packages: str) -> 
     return fault(
         where,
         f"nvcc of CUDA {cuda} is not available as wheels{lacks}: set an archive of its toolkit (toolchain: {{sha256, "
-        f"url}}), or a devel image by digest as base and toolchain: base{_or_debian(cuda)}",
+        f"url}}), or a devel image as base and toolchain: base{_or_debian(cuda)}",
     )
 
 

@@ -93,6 +93,11 @@ def wheel(name: str, version: str = "1.0", tag: str = "py3-none-any") -> Wheel:
     return Wheel(name, version, f"{name.replace('-', '_')}-{version}-{tag}.whl", sha(f"{name} {version}"))
 
 
+def pinned(tag: str) -> str:
+    """Return the image of a tag as `lock_for` locks it."""
+    return f"{tag.rpartition(':')[0]}@sha256:{sha(tag)}"
+
+
 def lock_for(plan: Plan, made: str = MADE) -> Lock:
     """Return the lock for an index that has one version of everything: the requested one, else 1.0."""
     wheels = []
@@ -111,7 +116,8 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         platform=plan.platform,
         python=plan.python,
         suite=plan.suite,
-        image=plan.image,
+        image=plan.image if plan.image is None or "@" in plan.image else pinned(plan.image),
+        image_tag=None if plan.image is None or "@" in plan.image else plan.image,
         base=tuple(deb(name, "1:2.3+deb12u1~x-4") for name in plan.base_packages),
         apt=tuple(deb(name) for name in plan.apt),
         wheels=tuple(sorted(wheels, key=lambda item: (order.index(item.layer), item.wheel.name))),

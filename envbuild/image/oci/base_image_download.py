@@ -17,6 +17,7 @@ from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks
 from envbuild.image.layers.base_image_contents import BaseLayerRef
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
+from envbuild.lock.base_image_tag_lookup import registry_hint
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import CONFIG_BYTES, Config
 from envbuild.registry.oci_types import Manifest, Reference
@@ -107,10 +108,8 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
                 title = f"layer {number} of {len(image.layers)} of the base image"
                 _write(layer.digest, _sized(place, layer), functools.partial(show, title))
     except NetworkError as error:
-        host = place.reference.host
         raise NetworkError(
-            f"the base image {reference} cannot be fetched from its registry",
-            hint=f"{error.message}\nif it is private: docker login {host}; put its CA into /etc/docker/certs.d/{host}",
+            f"the base image {reference} cannot be fetched from its registry", hint=registry_hint(reference, error)
         ) from error
     return image
 

@@ -490,6 +490,7 @@ def locks(folder: Path) -> Iterator[Lock]:
     yield dataclasses.replace(plain, apt=(deb("less"),))
     yield lock_for(plan_of(folder, {**PROFILE, "startup": COMPANIONS["startup"]}))
     yield lock_for(plan_of(folder, {**PROFILE, "base": {"image": IMAGE}, "apt": []}))
+    yield lock_for(plan_of(folder, {**PROFILE, "base": {"image": "registry.example/python:3.11"}, "apt": []}))
     yield lock_for(plan_of(folder, ARCHIVES))
     yield lock_for(plan_of(folder, EXTENDED))
     yield lock_for(plan_of(folder, {**EXTENDED, "extensions": [FROM_SDIST], "toolchain": {"sha256": "a" * 64}}))
@@ -516,7 +517,7 @@ FURTHER = ("GREETING", "PYTHONHOME", "PYTHONPATH", "CUDA_HOME", "NVIDIA_DRIVER_C
 
 def lock_fields() -> list[str]:
     wanted = ["made", "id", "inputs.base", "inputs.apt", "inputs.wheels", "inputs.environment", "content.platform",
-              "content.python", "content.base.bootstrap", "content.base.image", "inputs.archives",
+              "content.python", "content.base.bootstrap", "content.base.image", "content.base.tag", "inputs.archives",
               "content.archives.0.name", "content.archives.0.version", "content.archives.0.sha256",
               "content.nvcc.home", "content.nvcc.release", "inputs.extensions", "content.builder.arch",
               "content.builder.nvcc.home", "content.builder.nvcc.release",

@@ -114,7 +114,7 @@ def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
             "nvcc of CUDA 12.6 is not available as wheels (the wheels of nvidia-cuda-nvcc-cu12",
         ),
         ({**OLD, "toolchain": "wheels"}, "toolchain", "set an archive of its toolkit"),
-        ({**OLD, "variant": "devel"}, "variant", "a devel image by digest as base and toolchain: base"),
+        ({**OLD, "variant": "devel"}, "variant", "a devel image as base and toolchain: base"),
         ({**OLD, "toolchain": "base"}, "toolchain", "a bootstrap base has no nvcc: name a devel image of CUDA 12.6"),
         ({**PROFILE, "variant": "devel"}, "variant", "torch 2.13.0+cpu has no CUDA to compile for"),
         ({**OLD, "torch": "2.0.1", "variant": "devel"}, "variant", "nvcc of CUDA 11.7 is not available as wheels: set"),
