@@ -48,6 +48,14 @@ def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
         archive_fetcher.fetch_archives(plan.archives, show)
 
 
+def fetch_base_manifest(lock: Lock, progress: Progress) -> None:
+    """Download the manifest of the base image that a lock names, if it names one: it states the sizes of the layers.
+    Raises what `download_base_image` raises."""
+    if lock.image:
+        with one_fetch_at_a_time(progress):
+            base_image_download.download_base_manifest(lock.image, lock.platform)
+
+
 def fetch_base_image(lock: Lock, progress: Progress) -> None:
     """Download the base image that a lock names, if it names one. Raises what `download_base_image` raises."""
     if lock.image:

@@ -128,6 +128,7 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
     found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock)
     if found is not None:
         return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))
+    build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
     compiled = [wheel.record for wheel in wheels]
     disk_space_needs.require_disk_space(context.engine, lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -22,13 +23,18 @@ from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.untrusted_input_errors import Refusal
 
+_LOG = logging.getLogger(__name__)
 _HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
 _BLOCK = 1 << 20
 _PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
-_PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part is resumed
+_PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part or download is resumed
 _NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
 _BINARY = {"Content-Type": "application/octet-stream"}
+
+
+class _BrokenResponse(NetworkError):
+    """A response ended before its end."""
 
 
 class Repository:
@@ -75,20 +81,58 @@ class Repository:
 
     def blocks(self, digest: str) -> Generator[bytes, None, None]:
         """A blob of any size, in blocks. Raises Refusal after the last one if it does not match its digest."""
-        answer = self._get(f"blobs/{digest}")
+        seen = hashlib.sha256()
+        for block in self._blocks_from(digest, 0):
+            seen.update(block)
+            yield block
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise self.wrong_content(digest)
+
+    def unchecked_blocks(self, digest: str, start: int) -> Generator[bytes, None, None]:
+        """The bytes of a blob from `start` on, in blocks; an interrupted response is resumed. The caller must compare
+        the whole content with the digest."""
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                for block in self._blocks_from(digest, start):
+                    start += len(block)
+                    yield block
+                return
+            except _BrokenResponse as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                _LOG.info("%s: %s; resuming at byte %d", digest, error.message, start)
+                time.sleep(pause)
+
+    def _blocks_from(self, digest: str, start: int) -> Generator[bytes, None, None]:
+        """The bytes of a blob from `start` on. If the registry sends the whole blob, the first ones are dropped."""
+        path, ranges = f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {}
+        answer = self._get(path, headers=ranges, codes=(200, 206, 416) if start else (200,))
+        if answer is not None and answer.status_code == 416:
+            answer.close()
+            answer = self._get(path)
         if answer is None:
             raise NetworkError(f"{self.reference.repository} has no blob {digest}")
-        seen = hashlib.sha256()
+        dropped = start
         try:
+            if answer.status_code == 206:
+                dropped = 0
+                if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+                    raise NetworkError(f"{self.reference.host} serves a different part of the blob {digest}")
             for block in answer.iter_content(_BLOCK):
-                seen.update(block)
-                yield block
+                if len(block) > dropped:
+                    yield block[dropped:]
+                dropped = max(0, dropped - len(block))
         except requests.RequestException as error:
-            raise registry_http_and_auth.unreachable(self.reference.host, error) from None
+            broken = registry_http_and_auth.unreachable(self.reference.host, error)
+            raise _BrokenResponse(broken.message, hint=broken.hint) from None
         finally:
             answer.close()
-        if f"sha256:{seen.hexdigest()}" != digest:
-            raise Refusal("digest", f"{self.reference.host} serves wrong content for the blob {digest}")
+
+    def wrong_content(self, digest: str) -> Refusal:
+        """The error for a blob that does not match its digest."""
+        return Refusal("digest", f"{self.reference.host} serves wrong content for the blob {digest}")
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
         """Descriptors of the manifests that refer to a manifest: from the API, otherwise from the fallback tag."""
@@ -201,13 +245,14 @@ class Repository:
         *,
         method: str = "GET",
         headers: dict[str, str] | None = None,
+        codes: tuple[int, ...] = (200,),
         also_missing: tuple[int, ...] = (),
     ) -> requests.Response | None:
         answer = self._access.send(method, f"{self._url}/{path}", self._scope("pull"), headers=headers or {})
         if answer.status_code in (404, *also_missing):
             answer.close()
             return None
-        self._require(answer, (200,), f"does not return {path}")
+        self._require(answer, codes, f"does not return {path}")
         return answer
 
     def _send(self, method: str, url: str, **options: Any) -> requests.Response:

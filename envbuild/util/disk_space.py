@@ -33,6 +33,16 @@ def lacked(output: str) -> bool:
     return bool(_DISK_FULL.search(output))
 
 
+def require_free(folder: Path, needed: int, what: str) -> None:
+    """Raise DiskError if the folder's disk has less than `needed` bytes free. `what`: what needs them."""
+    available = shutil.disk_usage(folder).free
+    if available < needed:
+        raise DiskError(
+            f"{what} needs about {needed / 1e9:.1f} GB in {folder}, {available / 1e9:.1f} GB are free",
+            hint="free space: envbuild prune; docker buildx prune; docker image prune",
+        )
+
+
 def is_none(folder: Path) -> bool:
     """Whether the folder's disk has less than 1 MiB free. Some programs, such as apt, do not report that they could not
     write then."""

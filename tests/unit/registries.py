@@ -34,6 +34,9 @@ class Registry:
     cut: int = 0  # this many uploads end half-way: the connection is closed
     parts: bool = True  # whether it accepts a blob in parts
     cut_parts: list[int] = field(default_factory=list)  # of the next parts: bytes after which the connection ends
+    sent: list[tuple[str, int]] = field(default_factory=list)  # digest of a blob, bytes of it that were sent
+    ranges: bool = True  # whether it sends the rest of a blob only, if asked for it
+    cut_blobs: list[int] = field(default_factory=list)  # of the next blobs: bytes after which the connection ends
     sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
     mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # blobs of other repositories
     lengths: list[str | None] = field(default_factory=list)  # Content-Length of uploads
@@ -129,7 +132,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _blob(self, target: str, query: str, raw: bytes) -> None:
         if target not in self.registry.blobs:
             return self._missing(target, query, raw)
-        return self._answer(200, {}, self.registry.blobs[target])
+        content, ranges = self.registry.blobs[target], self.headers.get("Range", "")
+        code, headers = 200, {}
+        if ranges and self.registry.ranges:
+            start = int(ranges.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                return self._answer(416, {}, b"{}")
+            code, headers = 206, {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            content = content[start:]
+        if self.command == "GET" and self.registry.cut_blobs:
+            self.close_connection = True
+            headers = {**headers, "Content-Length": str(len(content))}
+            content = content[: self.registry.cut_blobs.pop(0)]
+        self.registry.sent.append((target, len(content)))
+        return self._answer(code, headers, content)
 
     def _upload(self, target: str, query: str, raw: bytes) -> None:
         registry, path = self.registry, self.path.partition("?")[0]

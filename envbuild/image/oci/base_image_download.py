@@ -1,14 +1,18 @@
 """Downloads a base image from its registry into the cache, without an engine, and reads it from there.
 
-Manifest, configuration and layers are files named by their sha256.
+Manifest, configuration and layers are files named by their sha256. A layer that is not complete yet is a hidden file;
+the next download continues at its end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import CONFIG_BYTES, Config
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.util import strict_and_canonical_json, temporary_files, user_folders
+from envbuild.util import disk_space, strict_and_canonical_json, temporary_files, user_folders
 from envbuild.util.errors import BuildError, EnvbuildError, NetworkError, some
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
@@ -34,6 +38,8 @@ LAYER_TYPES = {
     **{f"{_DOCKER}{form}": f"{_OCI}{form.replace('.', '+')}" for form in ("", ".gzip", ".zstd")},
 }
 """Type of a layer in a manifest of OCI or Docker -> type in a manifest of OCI."""
+_AT_ONCE = 4  # layers that are downloaded at the same time
+_BLOCK = 1 << 20
 _SHOWN = ("created", "created_by", "author", "comment", "empty_layer")  # of an entry of the history
 
 
@@ -83,7 +89,21 @@ def cached_files(reference: str, platform: str) -> set[str]:
 def missing_bytes(reference: str, platform: str) -> int | None:
     """Return the bytes of the layers that the cache lacks; None if the image's manifest is not in the cache."""
     image = read_base_image(reference, platform)
-    return sum(layer.size for layer in image.layers if not _is_stored(layer)) if image else None
+    return _missing_bytes(image) if image else None
+
+
+def _missing_bytes(image: BaseImage) -> int:
+    return sum(layer.size - _part_bytes(layer) for layer in _missing(image).values())
+
+
+def _missing(image: BaseImage) -> dict[str, BaseLayerRef]:
+    """Return the layers that the cache lacks, by title. A layer that occurs twice is listed once."""
+    numbered = {layer.digest: (number, layer) for number, layer in enumerate(image.layers, 1)}
+    return {
+        f"layer {number} of {len(image.layers)} of the base image": layer
+        for number, layer in numbered.values()
+        if not _is_stored(layer)
+    }
 
 
 def _is_stored(layer: BaseLayerRef) -> bool:
@@ -92,26 +112,118 @@ def _is_stored(layer: BaseLayerRef) -> bool:
 
 
 def download_base_image(reference: str, platform: str, show: Callable[[str, int], None]) -> BaseImage:
-    """Download what the cache lacks of a base image, and return it. `show` gets a name and a number of bytes.
+    """Download what the cache lacks of a base image, several layers at once, and return it. Only one process may do
+    this at a time. `show` gets a name and a number of bytes.
 
     Raises NetworkError if the registry does not serve it, Refusal if it serves something else, BuildError if the image
-    is not of the platform or has a layer of an unknown type.
+    is not of the platform or has a layer of an unknown type, DiskError if the disk has no space for the layers.
     """
-    place = Repository(Reference.parse(reference))
+    with _named_in_errors(reference):
+        place = Repository(Reference.parse(reference))
+        image = _downloaded_description(place, reference, platform)
+        _download_layers(place, image, show)
+    return image
+
+
+def download_base_manifest(reference: str, platform: str) -> None:
+    """Download the manifest and the configuration of a base image, which state its layers and their sizes. Raises what
+    `download_base_image` raises."""
+    with _named_in_errors(reference):
+        _downloaded_description(Repository(Reference.parse(reference)), reference, platform)
+
+
+@contextlib.contextmanager
+def _named_in_errors(reference: str) -> Iterator[None]:
     try:
-        manifest = _image_manifest(reference, platform, lambda digest: _downloaded_manifest(place, digest))
-        if not _is_intact(manifest.config):
-            _write(manifest.config, iter([place.blob(manifest.config, CONFIG_BYTES)]))
-        image = _parsed(reference, platform, manifest)
-        for number, layer in enumerate(image.layers, 1):
-            if not _is_stored(layer):
-                title = f"layer {number} of {len(image.layers)} of the base image"
-                _write(layer.digest, _sized(place, layer), functools.partial(show, title))
+        yield
     except NetworkError as error:
         raise NetworkError(
             f"the base image {reference} cannot be fetched from its registry", hint=registry_hint(reference, error)
         ) from error
-    return image
+
+
+def _downloaded_description(place: Repository, reference: str, platform: str) -> BaseImage:
+    manifest = _image_manifest(reference, platform, lambda digest: _downloaded_manifest(place, digest))
+    if not _is_intact(manifest.config):
+        _write(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
+    return _parsed(reference, platform, manifest)
+
+
+def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, int], None]) -> None:
+    missing = _missing(image)
+    disk_space.require_free(user_folders.cache_folder("images"), _missing_bytes(image), "the base image")
+    stop = threading.Event()  # one failure, or Ctrl-C, also ends the other downloads
+
+    def bring(title: str) -> None:
+        _download_layer(place, missing[title], functools.partial(show, title), stop)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            for _ in pool.map(bring, missing):
+                pass
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _download_layer(place: Repository, layer: BaseLayerRef, came: Callable[[int], None], stop: threading.Event) -> None:
+    """Download a layer, or the rest of it. A part with wrong content is discarded, and the layer is downloaded from its
+    beginning. If `stop` is set, the download ends early, without an error."""
+    part = _part(layer.digest)
+    while not stop.is_set():
+        begin = _part_bytes(layer)
+        try:
+            if _append_rest(place, layer, part, begin, came, stop):
+                part.chmod(0o644)
+                part.replace(_file(layer.digest))
+            return
+        except Refusal:
+            part.unlink()
+            if not begin:
+                raise
+        except OSError:  # such as a full disk
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            if part.is_file() and not part.stat().st_size:
+                part.unlink()
+
+
+def _append_rest(
+    place: Repository, layer: BaseLayerRef, part: Path, begin: int, came: Callable[[int], None], stop: threading.Event
+) -> bool:
+    """Append the rest of a layer to its first `begin` bytes in `part`. Return whether the layer is complete: it is not
+    if `stop` was set. Raises Refusal if its size or its digest is wrong."""
+    with part.open("r+b" if begin else "wb") as stream:
+        seen = hashlib.sha256()
+        for block in iter(functools.partial(stream.read, _BLOCK), b"") if begin else ():
+            seen.update(block)
+        for block in _sized(place, layer, begin):
+            if stop.is_set():
+                return False
+            stream.write(block)
+            seen.update(block)
+            came(len(block))
+        stream.flush()
+        os.fsync(stream.fileno())
+    if f"sha256:{seen.hexdigest()}" != layer.digest:
+        raise place.wrong_content(layer.digest)
+    return True
+
+
+def _part(digest: str) -> Path:
+    """The file of a layer that is not complete yet. `envbuild prune` removes hidden files after a day."""
+    file = _file(digest)
+    return file.with_name(f".{file.name}.part")
+
+
+def _part_bytes(layer: BaseLayerRef) -> int:
+    """The bytes of a layer that an interrupted download left; 0 if they are more than the layer has."""
+    with contextlib.suppress(FileNotFoundError):
+        size = _part(layer.digest).stat().st_size
+        return size if size <= layer.size else 0
+    return 0
 
 
 def read_base_image(reference: str, platform: str) -> BaseImage | None:
@@ -153,7 +265,7 @@ def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
         found = place.manifest(digest)
         if found is None:
             raise NetworkError(f"{place.reference.repository} has no manifest {digest}")
-        _write(digest, iter([found.raw]))
+        _write(digest, found.raw)
     return _cached_manifest(digest)
 
 
@@ -196,6 +308,8 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
     if len(config.layers) != len(manifest.layers):
         raise Malformed("the base image's manifest and its configuration name different layers")
     layers = tuple(_layer(item, diff_id) for item, diff_id in zip(manifest.layers, config.layers, strict=True))
+    if len({layer.digest for layer in layers}) != len({(layer.digest, layer.size) for layer in layers}):
+        raise Malformed("the base image's manifest names one layer with two sizes")
     return BaseImage(
         reference, manifest.digest, layers, config, _history(document.get("history"), len(layers), reference)
     )
@@ -229,11 +343,11 @@ def _is_history_entry(item: Any) -> bool:
     )
 
 
-def _sized(place: Repository, layer: BaseLayerRef) -> Iterator[bytes]:
-    """Yield the blob of a layer. Raises Refusal if its size is not the one in the manifest: a registry could fill the
-    disk with a blob that does not end."""
-    count = 0
-    for block in place.blocks(layer.digest):
+def _sized(place: Repository, layer: BaseLayerRef, begin: int) -> Iterator[bytes]:
+    """Yield the blob of a layer from the byte `begin` on. Raises Refusal if its size is not the one in the manifest: a
+    registry could fill the disk with a blob that does not end."""
+    count = begin
+    for block in place.unchecked_blocks(layer.digest, begin) if begin < layer.size or not begin else ():
         count += len(block)
         if count > layer.size:
             break
@@ -243,13 +357,12 @@ def _sized(place: Repository, layer: BaseLayerRef) -> Iterator[bytes]:
         raise Refusal("digest", f"the blob {layer.digest} has {size} bytes, its manifest states {layer.size}")
 
 
-def _write(digest: str, blocks: Iterator[bytes], came: Callable[[int], None] = lambda count: None) -> None:
+def _write(digest: str, raw: bytes) -> None:
+    """Write a manifest or a configuration."""
     file = _file(digest)
     file.parent.mkdir(parents=True, exist_ok=True)
     with temporary_files.file(file.parent) as (stream, made):
-        for block in blocks:
-            stream.write(block)
-            came(len(block))
+        stream.write(raw)
         stream.flush()
         os.fsync(stream.fileno())
         made.chmod(0o644)

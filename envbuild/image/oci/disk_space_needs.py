@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import Deb
@@ -14,8 +12,8 @@ from envbuild.image import debian_base_tar
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import base_image_download
 from envbuild.lock.lock_file import Lock
-from envbuild.util import user_folders
-from envbuild.util.errors import DiskError, EngineError
+from envbuild.util import disk_space, user_folders
+from envbuild.util.errors import EngineError
 
 # Layer size over wheel size, measured: 3.6 for torch 2.13.0+cpu (699 of 192 MB), 1.5 for cuBLAS 12.5.2.13 (553 of 363),
 # 1.8 for all of step-video; base over its Debian packages: 4.1 (201 of 49 MB).
@@ -52,7 +50,7 @@ def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequenc
 
 def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     """Estimate the bytes that envbuild's caches still need: missing wheels and archives, the base if it is not made
-    yet, and the missing layers of a base image, if its manifest is in the cache.
+    yet, and the missing layers of a base image, if its manifest was downloaded.
 
     `compiling`: include the tools that compile extensions.
     """
@@ -79,22 +77,14 @@ def require_disk_space(engine: Engine, lock: Lock, compiling: bool = False) -> N
         places.append((engine.data_folder, needed_bytes(lock, compiling)))
     for folder, _ in places:
         device = folder.stat().st_dev
-        _require(folder, sum(size for other, size in places if other.stat().st_dev == device))
+        needed = sum(size for other, size in places if other.stat().st_dev == device)
+        disk_space.require_free(folder, needed, "the build")
 
 
 def require_load_space(engine: Engine, unpacked: int) -> None:
     """Raise DiskError if the engine's disk has no space to load layers of `unpacked` bytes."""
     if engine.data_folder:
-        _require(engine.data_folder, unpacked * _COPIES)
-
-
-def _require(folder: Path, needed: int) -> None:
-    available = shutil.disk_usage(folder).free
-    if available < needed:
-        raise DiskError(
-            f"the build needs about {needed / 1e9:.1f} GB in {folder}, {available / 1e9:.1f} GB are free",
-            hint="free space: envbuild prune; docker buildx prune; docker image prune",
-        )
+        disk_space.require_free(engine.data_folder, unpacked * _COPIES, "the build")
 
 
 def require_platform(engine: Engine, lock: Lock) -> None:

@@ -27,18 +27,22 @@ from envbuild.image import (
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
+from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads, image_steps, make_build_and_test
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, RunnerOptions, StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import WrittenEvidence
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.registry import oci_types
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, EnvbuildError, NotProved
 from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
+from unit.image.base_images import PushedBase, debian
 from unit.image.oci.layered_samples import sample, written
+from unit.registries import Registry, serving
 from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, profile_of, whole_lock
 from unit.testrun import fingerprints
 
@@ -195,6 +199,26 @@ def test_an_image_is_audited_before_it_gets_its_tag(
     assert list(lock_paths_of_built_images.all_locks()) == [project / "profiles" / "sample.lock.yaml"], (
         "prune would not know it"
     )
+
+
+def test_the_layers_of_a_base_image_count_for_the_disk_before_anything_is_downloaded(
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    context, done = being_made
+    monkeypatch.setattr(environment_audit, "assess", judged_as())
+
+    def count(engine: object, lock: Lock) -> None:
+        done.append(str(disk_space_needs.fetched_bytes(lock)))
+
+    monkeypatch.setattr(disk_space_needs, "require_disk_space", count)
+    base = PushedBase([debian()], sizes=lambda size: 7_000_000_000)
+    with serving(Registry()) as registry:
+        plan = plan_of(project, {**PROFILE, "base": {"image": base.reference(registry)}, "apt": []})
+        lock = whole_lock(plan)
+        without_base = sum(wheel.bytes for wheel in lock.wheels)
+        image_steps.find_or_build_image(context, Recipe(SOURCE, plan, lock))
+        assert registry.sent == [(oci_types.digest_of(base.configuration), len(base.configuration))]
+    assert done[:3] == ["built", str(without_base + 7_000_000_000), "layers"]
 
 
 def test_without_the_cache_layers_are_written_again(

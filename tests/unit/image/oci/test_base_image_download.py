@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import random
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +17,10 @@ import zstandard
 
 from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.image.oci.base_image_download import BaseImage
-from envbuild.registry import oci_types
+from envbuild.registry import oci_types, registry_client
 from envbuild.registry.registry_client import Repository
 from envbuild.util import user_folders
-from envbuild.util.errors import BuildError, HashMismatch, NetworkError
+from envbuild.util.errors import BuildError, DiskError, HashMismatch, NetworkError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 from unit.conftest import forget
 from unit.image.base_images import GZIP, PLATFORM, PushedBase, debian, gzipped, reference_of
@@ -215,7 +220,7 @@ def test_wrong_content_is_refused_and_not_kept(registry: Registry, what: str) ->
     assert digest not in files()
 
 
-@pytest.mark.parametrize("sizes", [lambda size: size - 1, lambda size: size + 1, lambda size: 0, lambda size: 10**18])
+@pytest.mark.parametrize("sizes", [lambda size: size - 1, lambda size: size + 1, lambda size: 0])
 def test_a_layer_of_another_size_than_in_the_manifest_is_refused(
     registry: Registry, sizes: Callable[[int], int]
 ) -> None:
@@ -229,14 +234,14 @@ def test_a_layer_that_does_not_end_is_not_read_on(registry: Registry, monkeypatc
     reference = BASE.reference(registry)
     count = 0
 
-    def endless(self: object, digest: str) -> Iterator[bytes]:
+    def endless(self: object, digest: str, start: int) -> Iterator[bytes]:
         nonlocal count
         while True:
             count += 1
             yield b"x" * 100
 
-    monkeypatch.setattr(Repository, "blocks", endless)
-    with pytest.raises(Refusal):
+    monkeypatch.setattr(Repository, "unchecked_blocks", endless)
+    with pytest.raises(Refusal, match="more bytes"):
         base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
     assert count < 1 << 20
 
@@ -249,21 +254,182 @@ def test_a_layer_without_a_size_is_refused(registry: Registry, sizes: Callable[[
         download(PushedBase(BASE.layers, sizes=sizes).reference(registry))
 
 
-def test_an_interrupted_download_leaves_nothing_and_goes_on_with_the_next_layer(registry: Registry) -> None:
+def test_the_disk_is_looked_at_before_the_layers(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a manifest states sizes that no disk has."""
+    base = PushedBase(BASE.layers, sizes=lambda size: 10**18)
+    with pytest.raises(DiskError, match=r"the base image needs about 2000000000\.0 GB"):
+        download(base.reference(registry))
     reference = BASE.reference(registry)
-    first, second = BASE.blobs
-    digest = oci_types.digest_of(second)
-    headers = {"Content-Length": str(len(second)), "Connection": "close"}
-    path = f"/v2/team/base/blobs/{digest}"
-    registry.lies[path] = (200, headers, second[:-9])
-    with pytest.raises(NetworkError, match=reference):
+    base_image_download.download_base_manifest(reference, PLATFORM)
+    sizes = sum(map(len, BASE.blobs))
+    assert base_image_download.missing_bytes(reference, PLATFORM) == sizes
+    free = [sizes - 1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, free[0]))
+    with pytest.raises(DiskError):
         download(reference)
-    assert oci_types.digest_of(first) in files() and digest not in files()
-    assert base_image_download.missing_bytes(reference, PLATFORM) == len(second)
-    registry.lies.clear()
-    registry.requests.clear()
+    assert not set(gets(registry)) & set(map(oci_types.digest_of, BASE.blobs))
+    free = [sizes]
+    assert len(download(reference).layers) == 2
+
+
+def test_a_manifest_with_two_sizes_of_one_layer_is_refused(registry: Registry) -> None:
+    sizes = iter((1, 2))
+    base = PushedBase([debian(), debian()], sizes=lambda size: next(sizes))
+    with pytest.raises(Malformed, match="one layer with two sizes"):
+        download(base.reference(registry))
+    base = PushedBase([debian(), debian()])
+    registry.sent.clear()
+    assert len(download(base.reference(registry)).layers) == 2
+    assert [digest for digest, _ in registry.sent].count(oci_types.digest_of(base.blobs[0])) == 1
+
+
+# several at once, and the rest of a layer
+
+LARGE = PushedBase([{"noise": random.Random(seed).randbytes(200_000)} for seed in range(6)])
+FIRST = oci_types.digest_of(LARGE.blobs[0])
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_client, "_PAUSES", (0, 0, 0))
+    monkeypatch.setattr(registry_client, "_BLOCK", 10_000)  # what is less than a block is lost
+
+
+@pytest.fixture
+def one_layer(registry: Registry) -> str:
+    """Return the name of an image with the first layer of LARGE."""
+    return PushedBase(LARGE.layers[:1]).reference(registry)
+
+
+def part_of(digest: str) -> Path:
+    return user_folders.cache_folder("images") / f".{digest[7:]}.part"
+
+
+def sent(registry: Registry) -> list[int]:
+    """Return how many bytes of the first layer each response had."""
+    return [count for digest, count in registry.sent if digest == FIRST]
+
+
+def test_four_layers_are_downloaded_at_once(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first four begin before one of them ends, and never more than four run."""
+    reference, whole = LARGE.reference(registry), Repository.unchecked_blocks
+    together, running, most = threading.Barrier(4, timeout=10), set[str](), list[int]()
+
+    def counted(self: Repository, digest: str, start: int) -> Iterator[bytes]:
+        running.add(digest)
+        if digest in map(oci_types.digest_of, LARGE.blobs[:4]):
+            together.wait()
+        most.append(len(running))
+        yield from whole(self, digest, start)
+        running.remove(digest)
+
+    monkeypatch.setattr(Repository, "unchecked_blocks", counted)
     download(reference)
-    assert gets(registry) == [digest]
+    assert max(most) == 4
+    assert set(map(oci_types.digest_of, LARGE.blobs)) <= files()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_interrupted_response_is_resumed(registry: Registry, one_layer: str, no_pauses: None, ranges: bool) -> None:
+    """A registry without range requests sends the whole layer again."""
+    registry.ranges = ranges
+    size = len(LARGE.blobs[0])
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    registry.cut_blobs = [70_000, 90_000]
+    shown: list[int] = []
+    base_image_download.download_base_image(one_layer, PLATFORM, lambda title, count: shown.append(count))
+    assert sum(shown) == size and FIRST in files()
+    assert sent(registry) == ([70_000, 90_000, size - 160_000] if ranges else [70_000, 90_000, size])
+
+
+def test_an_interrupted_download_is_resumed_by_the_next_one(
+    registry: Registry, one_layer: str, no_pauses: None
+) -> None:
+    size = len(LARGE.blobs[0])
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    registry.cut_blobs = [50_000, 10_000, 10_000, 10_000]
+    with pytest.raises(NetworkError, match=one_layer):
+        download(one_layer)
+    assert part_of(FIRST).read_bytes() == LARGE.blobs[0][:80_000]
+    assert not part_of(FIRST).with_name(FIRST[7:]).exists()
+    assert base_image_download.missing_bytes(one_layer, PLATFORM) == size - 80_000
+    registry.sent.clear()
+    download(one_layer)
+    assert sent(registry) == [size - 80_000]
+    assert FIRST in files()
+
+
+@pytest.mark.parametrize("length", [1, 80_000, len(LARGE.blobs[0]), len(LARGE.blobs[0]) + 1])
+def test_a_wrong_part_is_discarded(registry: Registry, one_layer: str, length: int) -> None:
+    part_of(FIRST).write_bytes(b"x" * length)
+    download(one_layer)
+    assert FIRST in files()
+    assert sent(registry)[-1] == len(LARGE.blobs[0])
+
+
+def test_a_part_that_is_complete_needs_no_request(registry: Registry, one_layer: str) -> None:
+    part_of(FIRST).write_bytes(LARGE.blobs[0])
+    download(one_layer)
+    assert (FIRST in files(), sent(registry)) == (True, [])
+
+
+def test_wrong_content_leaves_no_part(registry: Registry, one_layer: str) -> None:
+    registry.blobs[FIRST] = LARGE.blobs[0][:-1] + b"x"
+    part_of(FIRST).write_bytes(LARGE.blobs[0][:1000])
+    with pytest.raises(Refusal, match="serves wrong content"):
+        download(one_layer)
+    assert not files() & {FIRST}
+    assert sent(registry) == [len(LARGE.blobs[0]) - 1000, len(LARGE.blobs[0])]
+
+
+def test_a_different_part_than_requested_is_refused(registry: Registry, one_layer: str) -> None:
+    part_of(FIRST).write_bytes(LARGE.blobs[0][:1000])
+    headers = {"Content-Range": f"bytes 999-1999/{len(LARGE.blobs[0])}"}
+    registry.lies[f"/v2/team/base/blobs/{FIRST}"] = (206, headers, b"x" * 1001)
+    with pytest.raises(NetworkError) as caught:
+        download(one_layer)
+    assert "serves a different part" in str(caught.value.hint)
+    registry.lies.clear()
+    download(one_layer)
+    assert FIRST in files()
+
+
+def test_a_part_that_is_longer_than_the_blob_is_discarded(registry: Registry) -> None:
+    """The registry refuses the range, since the manifest states a wrong size."""
+    reference = PushedBase(LARGE.layers[:1], sizes=lambda size: size + 1000).reference(registry)
+    part_of(FIRST).write_bytes(LARGE.blobs[0] + b"x" * 10)
+    with pytest.raises(Refusal, match="its manifest states"):
+        download(reference)
+    assert not files() & {FIRST}
+    assert sent(registry) == [len(LARGE.blobs[0])] * 2
+
+
+def test_an_interruption_leaves_only_parts(registry: Registry) -> None:
+    """An exception in one thread, as Ctrl-C in the main one, ends the other downloads."""
+    reference = LARGE.reference(registry)
+
+    def stop(title: str, count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        base_image_download.download_base_image(reference, PLATFORM, stop)
+    assert not {file.name for file in part_of(FIRST).parent.iterdir()} & {
+        oci_types.digest_of(blob)[7:] for blob in LARGE.blobs
+    }
+    download(reference)
+    assert set(map(oci_types.digest_of, LARGE.blobs)) <= files()
+
+
+def test_a_full_disk_leaves_no_part(registry: Registry, one_layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(os, "fsync", full)
+        download(one_layer)
+    assert not files() & {FIRST}
 
 
 @pytest.mark.parametrize(
