@@ -3,6 +3,7 @@ images that a container uses, are never among them."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -18,9 +19,11 @@ from envbuild.image import (
 )
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
+from envbuild.image.layers import base_image_contents
 from envbuild.image.oci import base_image_download
 from envbuild.lock.lock_file import Lock
 from envbuild.util import temporary_files, user_folders
+from envbuild.util.errors import EnvbuildError
 
 _DAY = 24 * 3600
 
@@ -73,12 +76,13 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     kinds |= {"sources": commits, "extensions": compiled}
     based = {lock.image: lock.platform for lock in locks if lock.image}
     kinds["images"] = {name for pair in based.items() for name in base_image_download.cached_files(*pair)}
+    kinds["image-contents"] = {name for lock in locks for name in _contents_files(lock)}
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             # A name with a leading dot is a file in transfer, unless it is old. A base image may be in use by
             # `verify --rebuild`, whose lock is not noted.
-            may_be_used = path.name.startswith(".") or kind == "images"
+            may_be_used = path.name.startswith(".") or kind in ("images", "image-contents")
             if path.name not in wanted and (not may_be_used or time.time() - path.stat().st_mtime > _DAY):
                 inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
                 yield Removable(kind, str(path), _size(path), inside)
@@ -99,6 +103,15 @@ def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
 def temporary() -> Iterator[Removable]:
     """Yield temporary folders that killed processes left."""
     yield from (Removable("temporary", str(path), _size(path)) for path in temporary_files.abandoned())
+
+
+def _contents_files(lock: Lock) -> Iterator[str]:
+    """Yield the name of the file with what was read from the lock's base image, if the image is in the cache."""
+    if lock.image:
+        with contextlib.suppress(EnvbuildError):  # nothing was read from an image that cannot be used
+            if image := base_image_download.read_base_image(lock.image, lock.platform):
+                environment = image.config.environment
+                yield base_image_contents.contents_file(image.layers, lock.python, environment).name
 
 
 def _wheels(lock: Lock) -> tuple[LockedWheel, ...]:

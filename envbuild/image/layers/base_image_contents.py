@@ -77,24 +77,34 @@ def base_contents(
     Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv; Refusal
     for an invalid layer.
     """
-    search = environment.get("PATH") or SEARCH_PATH
-    if search.count(":") >= _MOST_FOLDERS:
-        raise Malformed(f"PATH of the base image has more than {_MOST_FOLDERS} folders")
-    key = strict_and_canonical_json.canonical_digest([VERSION, [layer.diff_id for layer in layers], python, search])
-    file = user_folders.cache_folder("image-contents", make=False) / f"{key}.json"
+    file, search = contents_file(layers, python, environment), _search_path(environment)
     known = sha256_file_store.noted(file, _CachedContents)
-    if known and known.check == _check(key, known.contents):
+    if known and known.check == _check(file, known.contents):
         return known.contents
     contents = _contents(_read_tree(place, layers, python), python, search)
     strict_and_canonical_json.require_unicode(asdict(contents), "the base image has a path that is not UTF-8")
     atomic_files.write_atomically(
-        file, strict_and_canonical_json.encode({"contents": asdict(contents), "check": _check(key, contents)})
+        file, strict_and_canonical_json.encode({"contents": asdict(contents), "check": _check(file, contents)})
     )
     return contents
 
 
-def _check(key: str, contents: BaseContents) -> str:
-    return strict_and_canonical_json.canonical_digest([key, asdict(contents)])
+def contents_file(layers: Sequence[BaseLayerRef], python: str, environment: Mapping[str, str]) -> Path:
+    """Return the file in the cache for what `base_contents` reads, with the same parameters. It may be missing."""
+    content = [VERSION, [layer.diff_id for layer in layers], python, _search_path(environment)]
+    key = strict_and_canonical_json.canonical_digest(content)
+    return user_folders.cache_folder("image-contents", make=False) / f"{key}.json"
+
+
+def _search_path(environment: Mapping[str, str]) -> str:
+    search = environment.get("PATH") or SEARCH_PATH
+    if search.count(":") >= _MOST_FOLDERS:
+        raise Malformed(f"PATH of the base image has more than {_MOST_FOLDERS} folders")
+    return search
+
+
+def _check(file: Path, contents: BaseContents) -> str:
+    return strict_and_canonical_json.canonical_digest([file.stem, asdict(contents)])
 
 
 def _read_tree(place: BlobSource, layers: Sequence[BaseLayerRef], python: str) -> FileTree:

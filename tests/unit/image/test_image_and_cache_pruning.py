@@ -21,13 +21,13 @@ from envbuild.image import (
     lock_paths_of_built_images,
 )
 from envbuild.image.docker_engine import Engine
-from envbuild.image.oci import base_image_download
+from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test
 from envbuild.runners import docker_runner
 from envbuild.util import user_folders
-from unit.image.base_images import PLATFORM, PushedBase
+from unit.image.base_images import PLATFORM, PushedBase, debian
 from unit.registries import Registry, serving
 from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
 
@@ -353,3 +353,29 @@ def test_the_files_of_a_base_image_stay_as_long_as_a_lock_names_it(locked: Lock)
     assert {path.name for path in folder.iterdir()} == needed | {".incoming-now"}
     left = image_and_cache_pruning.caches([], [locked])
     assert {Path(item.name).name for item in left if item.kind == "images"} == needed
+
+
+def test_what_was_read_from_a_base_image_stays_as_long_as_a_lock_needs_it(project: Path) -> None:
+    """Two locks on one image with different Pythons have one file each."""
+    locks = list[Lock]()
+    with serving(Registry()) as registry:
+        for base in (PushedBase([debian()], {"Env": ["PATH=/usr/bin"]}), PushedBase([debian("3.11.9")])):
+            profile = {**PROFILE, "base": {"image": base.reference(registry)}, "apt": []}
+            locks.append(lock_for(plan_of(project, profile)))
+            base_image_download.download_base_image(str(locks[-1].image), PLATFORM, lambda name, count: None)
+            lock_image_lookup_and_recipe.describe_lock(locks[-1], {})
+    folder = user_folders.cache_folder("image-contents")
+    first, second = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+    def removable(*current: Lock) -> list[Path]:
+        return [Path(one.name) for one in image_and_cache_pruning.caches([], current) if one.kind == "image-contents"]
+
+    assert removable() == [], "`verify --rebuild` may use them"
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    assert removable(*locks) == []
+    assert removable(locks[0]) == removable(locks[0], dataclasses.replace(locks[1], python="3.12")) == [second]
+    assert removable(locks[1]) == [first]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(base_image_download, "read_base_image", lambda *_: None)
+        assert set(removable(*locks)) == {first, second}, "an image that is not in the cache is read again anyway"
