@@ -242,8 +242,8 @@ def _total(layers: Sequence[DiffLayer]) -> int | None:
 
 def _layers(lock: Lock) -> Iterator[DiffLayer]:
     """Yield the layers in the order of the image. The hashes of a layer's files identify it. A base image is one entry:
-    the number of its layers is not in the lock. Whether an image has links for the nvcc of a base image is not in the
-    lock either; such a layer, of no bytes to fetch, is left out."""
+    the number of its layers is not in the lock. Nor is whether the image has a layer with links for the nvcc of a base
+    image, or one with modes of its folders; these layers, of no bytes to fetch, are left out."""
     for source in layer_order.layer_sources(lock):
         if source is not SingleLayer.BASE_NVCC:
             yield _layer(lock, source)

@@ -5,16 +5,26 @@ Reading the layers of a large image takes a minute, so the result is kept in the
 
 from __future__ import annotations
 
+import functools
 import re
+import stat
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT
 from envbuild.image.layers.archive_layers import NVCC_RELEASE
-from envbuild.image.layers.file_tree_of_layers import MAX_FILES, FileTree, LayerChange, TreeFile
+from envbuild.image.layers.file_tree_of_layers import (
+    MAX_FILES,
+    PLAIN,
+    FileTree,
+    FolderOwnership,
+    LayerChange,
+    TreeFile,
+    TreeFolder,
+)
 from envbuild.registry import image_content_reader
 from envbuild.registry.oci_types import BlobSource
 from envbuild.resolve.plan_resolver import SEARCH_PATH, VENV
@@ -25,6 +35,7 @@ from envbuild.util.untrusted_input_errors import Malformed, Refusal
 VERSION = 2
 """Increment it with every change that may give other contents for the same layers."""
 _MOST_FOLDERS = 1000  # in PATH
+_MOST_OWNERS = 2**32 - 1  # (uid_t) -1 means no user
 _LARGEST_TEMPLATE, _ALL_TEMPLATES = 1 << 18, 1 << 24  # bytes
 _OVERLAP = 256  # bytes, more than a searched text has
 _STANDARD_LIBRARY = ("lib", "lib64")  # below the prefix; Red Hat has it in lib64
@@ -44,12 +55,20 @@ class BaseLayerRef:
 
 
 @dataclass(frozen=True)
+class BaseFolder:
+    """A folder of a base image whose mode or owner is not the one of a folder that envbuild writes."""
+
+    path: str
+    ownership: FolderOwnership
+
+
+@dataclass(frozen=True)
 class BaseContents:
     """`interpreter`: the path of Python by the image's PATH; `executable`: the path behind all links; `version`: such
     as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the CUDA release of the toolkit's nvcc,
     empty if nvcc is missing; `libraries`: the names in the folder `library_folder`, the toolkit's lib64 behind all
     links; `lib64`: the path of that link if it is missing, or empty. `folders`: the folder of each kind of archive,
-    where the image's symbolic links lead from it."""
+    where the image's symbolic links lead from it. `odd_folders`: of these folders, of /opt, and of their parents."""
 
     interpreter: str
     executable: str
@@ -60,6 +79,7 @@ class BaseContents:
     libraries: tuple[str, ...]
     lib64: str
     folders: dict[str, str]
+    odd_folders: tuple[BaseFolder, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,8 +94,8 @@ def base_contents(
     """Read the layers of a base image, unless the contents are known. `python`: such as "3.11"; `environment`: the
     image's variables.
 
-    Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv; Refusal
-    for an invalid layer.
+    Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv or an /opt
+    that only its owner may enter; Refusal for an invalid layer.
     """
     file, search = contents_file(layers, python, environment), _search_path(environment)
     known = sha256_file_store.noted(file, _CachedContents)
@@ -124,12 +144,15 @@ def _change(
     member: tarfile.TarInfo, archive: tarfile.TarFile, note: Callable[[str, Iterator[bytes]], str]
 ) -> LayerChange:
     if member.isdir():
-        return LayerChange(member.name)
+        return LayerChange(member.name, ownership=_ownership(member.mode & 0o7777, member.uid, member.gid))
     if member.islnk():
         return LayerChange(member.name, same_as=member.linkname)
     if member.issym():
         return LayerChange(member.name, TreeFile(target=member.linkname))
     return LayerChange(member.name, TreeFile(note=note(member.name, image_content_reader.content(member, archive))))
+
+
+_ownership = functools.lru_cache(1000)(FolderOwnership)  # most of the many folders of an image have the same
 
 
 def _noter(python: str) -> Callable[[str, Iterator[bytes]], str]:
@@ -191,7 +214,24 @@ def _contents(tree: FileTree, python: str, search: str) -> BaseContents:
         )
     version = _version(tree, executable, home, python)
     folders = {kind: _real_path(tree, folder) for kind, folder in FOLDERS.items()}
-    return BaseContents(interpreter, executable, version, templates, *_toolkit(tree), folders)
+    toolkit = _toolkit(tree)
+    _, library_folder, _, lib64 = toolkit
+    written = [VENV, *folders.values(), library_folder, lib64]
+    odd_folders = tuple(_odd_folders(tree, written))
+    return BaseContents(interpreter, executable, version, templates, *toolkit, folders, odd_folders)
+
+
+def _odd_folders(tree: FileTree, written: Iterable[str]) -> Iterator[BaseFolder]:
+    """Yield those folders among `written` and their parents that a layer of envbuild would change. Raises Malformed for
+    an owner that Linux does not have."""
+    folders = {str(one) for text in written if text for one in (PurePosixPath(text), *PurePosixPath(text).parents)}
+    for path in sorted(folders):
+        found = tree.resolve(path)
+        if found and path == found[0] != "/" and isinstance(found[1], TreeFolder) and found[1].ownership != PLAIN:
+            ownership = found[1].ownership
+            if not all(0 <= number < _MOST_OWNERS for number in (ownership.uid, ownership.gid)):
+                raise Malformed("the base image has a folder with an invalid owner")
+            yield BaseFolder(path, ownership)
 
 
 def _notes(tree: FileTree, folder: str) -> Iterator[tuple[str, str]]:
@@ -214,8 +254,13 @@ def _real_path(tree: FileTree, path: str) -> str:
 def _require_free_venv(tree: FileTree) -> None:
     parent, _, name = VENV.rpartition("/")
     there = tree.resolve(parent)
-    if there and (there[0] != parent or not isinstance(there[1], dict)):
+    if there and (there[0] != parent or not isinstance(there[1], TreeFolder)):
         raise BuildError(f"{parent} of the base image is not a folder", hint="name a base image with a plain /opt")
+    if there and isinstance(there[1], TreeFolder) and not there[1].ownership.mode & stat.S_IXOTH:
+        raise BuildError(
+            f"{parent} of the base image has mode {there[1].ownership.mode:04o}, so that other users cannot enter it",
+            hint=f"name a base image in which all users may enter {parent}, as with mode 0755",
+        )
     if any(found == name for found, _ in tree.folder(parent)):
         raise BuildError(
             f"the base image has {VENV} already, where envbuild installs", hint="name a base image without it"
@@ -260,7 +305,7 @@ def _toolkit(tree: FileTree) -> tuple[str, str, tuple[str, ...], str]:
         return "", "", (), ""
     home, lib64 = tree.resolve(_HOME), tree.resolve(f"{_HOME}/lib64")
     folder = lib64 or tree.resolve(f"{_HOME}/lib")
-    if folder is None or home is None or not isinstance(folder[1], dict):
+    if folder is None or home is None or not isinstance(folder[1], TreeFolder):
         return nvcc[1].note, "", (), ""
     return (
         nvcc[1].note,

@@ -1,17 +1,18 @@
 """The layers of an image on a base image: the base's own, as they are in its registry, the empty virtual environment of
-its Python, and the links of its nvcc."""
+its Python, the links of its nvcc, and its folders."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from envbuild.image.layers import nvcc_links, venv_skeleton
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks
-from envbuild.image.layers.layer_writer import WRITER_VERSION, LayerLink, WrittenLayer, write_layer
+from envbuild.image.layers.base_image_contents import BaseFolder
+from envbuild.image.layers.layer_writer import WRITER_VERSION, LayerFolder, LayerLink, WrittenLayer, write_layer
 from envbuild.registry.image_content_reader import DAMAGED
 from envbuild.registry.layer_decompressor import Unpacked
 from envbuild.resolve.plan_resolver import VENV
@@ -99,6 +100,24 @@ class BaseImageVenvLayer:
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         texts = {name: text.encode() for name, text in self.templates.items()}
         entries = venv_skeleton.venv_files(self.interpreter, self.version, self.executable, texts)
+        return write_layer(entries, packed, plain)
+
+
+@dataclass(frozen=True)
+class BaseImageFoldersLayer:
+    """Folders of a base image, with their own modes and owners. Every layer that envbuild writes lists the parents of
+    its files as mode 0755 of root, so that images share these layers; this one comes last and sets them back."""
+
+    folders: tuple[BaseFolder, ...]
+    keeps_blob = False
+
+    @property
+    def key(self) -> str:
+        folders = [asdict(folder) for folder in self.folders]
+        return strict_and_canonical_json.canonical_digest(["folders of a base image", WRITER_VERSION, folders])
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        entries = (LayerFolder(one.path.lstrip("/"), **asdict(one.ownership)) for one in self.folders)
         return write_layer(entries, packed, plain)
 
 

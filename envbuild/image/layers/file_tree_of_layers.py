@@ -29,16 +29,36 @@ class TreeFile:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderOwnership:
+    """The mode of a folder, and the ids of its owner and group. The default is that of a folder without an entry."""
+
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+
+
+PLAIN = FolderOwnership()
+
+
+@dataclass(frozen=True, slots=True)
 class LayerChange:
     """One entry of a layer. `file`: None for a folder and for a hard link; `same_as`: for a hard link, the path of the
-    file that it names, otherwise None."""
+    file that it names, otherwise None; `ownership`: that of a folder."""
 
     path: str
     file: TreeFile | None = None
     same_as: str | None = None
+    ownership: FolderOwnership = PLAIN
 
 
-TreeFolder = dict[str, "TreeFile | TreeFolder"]
+class TreeFolder(dict[str, "TreeFile | TreeFolder"]):
+    """The content of a folder by name, and the folder's ownership."""
+
+    __slots__ = ("ownership",)
+
+    def __init__(self, ownership: FolderOwnership = PLAIN) -> None:
+        super().__init__()
+        self.ownership = ownership
 
 
 class FileTree:
@@ -46,7 +66,7 @@ class FileTree:
     `folder` take absolute paths, and `resolve` returns one."""
 
     def __init__(self) -> None:
-        self._root: TreeFolder = {}
+        self._root = TreeFolder()
         self._count = 0
 
     def add_layer(self, changes: list[LayerChange]) -> None:
@@ -71,7 +91,7 @@ class FileTree:
         if removed in ("", ".", ".."):
             raise Malformed(f"a layer has an invalid mark of a removed file: {mark}")
         folder = self._node(parent)
-        if isinstance(folder, dict):
+        if isinstance(folder, TreeFolder):
             if mark == _OPAQUE:
                 folder.clear()
             else:
@@ -89,8 +109,10 @@ class FileTree:
             self._set(folder, name, file)
             if file.target is not None:
                 links.add((*real, name))
-        elif not isinstance(folder.get(name), dict):
-            self._set(folder, name, {})
+        elif isinstance(there := folder.get(name), TreeFolder):
+            there.ownership = change.ownership
+        else:
+            self._set(folder, name, TreeFolder(change.ownership))
 
     def _behind_links(self, parts: list[str], links: set[tuple[str, ...]]) -> list[str]:
         """Return the path of a folder, which may be missing, behind the symbolic links of the same layer."""
@@ -102,7 +124,7 @@ class FileTree:
                 real = real[:-1]
                 node = self._node(real)
                 continue
-            inner = node.get(part) if isinstance(node, dict) else None
+            inner = node.get(part) if isinstance(node, TreeFolder) else None
             if not isinstance(inner, TreeFile) or inner.target is None or (*real, part) not in links:
                 real, node = [*real, part], inner
                 continue
@@ -119,8 +141,8 @@ class FileTree:
         folder = self._root
         for part in real:
             inner = folder.get(part)
-            if not isinstance(inner, dict):
-                inner = {}
+            if not isinstance(inner, TreeFolder):
+                inner = TreeFolder()
                 self._set(folder, part, inner)
             folder = inner
         return folder
@@ -135,7 +157,7 @@ class FileTree:
     def _node(self, parts: list[str]) -> TreeFile | TreeFolder | None:
         node: TreeFile | TreeFolder | None = self._root
         for part in parts:
-            node = node.get(part) if isinstance(node, dict) else None
+            node = node.get(part) if isinstance(node, TreeFolder) else None
         return node
 
     def resolve(self, path: str) -> tuple[str, TreeFile | TreeFolder] | None:
@@ -144,7 +166,7 @@ class FileTree:
         waiting, real = _parts(path)[::-1], list[str]()
         for _ in range(_MOST_LINKS + 1):
             node: TreeFile | TreeFolder | None = self._node(real)
-            while waiting and isinstance(node, dict):
+            while waiting and isinstance(node, TreeFolder):
                 part = waiting.pop()
                 if part == "..":
                     real = real[:-1]
@@ -164,7 +186,7 @@ class FileTree:
     def folder(self, path: str) -> Iterator[tuple[str, TreeFile | TreeFolder]]:
         """Yield the names in a folder and what they are, sorted; nothing if it is not a folder."""
         found = self.resolve(path)
-        if found and isinstance(found[1], dict):
+        if found and isinstance(found[1], TreeFolder):
             yield from sorted(found[1].items())
 
 

@@ -26,7 +26,7 @@ WRITER_VERSION = 1
 MODE, EXECUTABLE = 0o644, 0o755
 TAR_BLOCK = 512
 _STORED = 65535  # bytes, the most in one stored block
-_LARGEST_OCTAL = 8**11  # bytes: larger sizes do not fit into a tar header
+_LARGEST_OCTAL, _LARGEST_ID = 8**11, 8**7  # these and larger sizes (bytes) and ids do not fit into a tar header
 _LONGEST_NAME = 100  # bytes
 
 
@@ -50,7 +50,12 @@ class LayerFile:
 
 @dataclass(frozen=True)
 class LayerFolder:
+    """A folder. `uid`, `gid`: its owner and its group."""
+
     path: str
+    mode: int = EXECUTABLE
+    uid: int = 0
+    gid: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,17 +119,19 @@ def write_layer(
 def _sorted(entries: Iterable[LayerEntry]) -> Iterator[LayerEntry]:
     """Sort by path, and add the parent folders of each entry."""
     found: dict[str, LayerEntry] = {}
-    folders: set[str] = set()
+    parents: set[str] = set()
+    folders: dict[str, LayerFolder] = {}
     for entry in entries:
-        folders.update(str(parent) for parent in PurePosixPath(entry.path).parents if parent.name)
+        parents.update(str(parent) for parent in PurePosixPath(entry.path).parents if parent.name)
         if isinstance(entry, LayerFolder):
-            folders.add(entry.path)
+            folders[entry.path] = entry
         elif found.setdefault(entry.path, entry) is not entry:
             raise LockError(f"two files of one layer have the path {entry.path}")
-    both = sorted(folders & found.keys())
+    folders = {path: LayerFolder(path) for path in parents} | folders
+    both = sorted(folders.keys() & found.keys())
     if both:
         raise LockError(f"{both[0]} is a file and a folder in one layer")
-    everything = found | {path: LayerFolder(path) for path in folders}
+    everything = found | folders
     return (everything[path] for path in sorted(everything))
 
 
@@ -142,7 +149,7 @@ class _Writer:
     def add(self, entry: LayerEntry) -> WrittenFile | None:
         """Add an entry. Return how it was written, or None for a folder."""
         if isinstance(entry, LayerFolder):
-            self.store(tar_header(f"{entry.path}/", b"5", EXECUTABLE))
+            self.store(tar_header(f"{entry.path}/", b"5", entry.mode, owner=(entry.uid, entry.gid)))
             return None
         if isinstance(entry, LayerLink):
             self.store(tar_header(entry.path, b"2", 0o777, target=entry.target))
@@ -214,10 +221,12 @@ class _Writer:
         self._plain(raw)
 
 
-def tar_header(path: str, kind: bytes, mode: int, size: int = 0, target: str = "") -> bytes:
-    """Return the header of a tar member, after a PAX header if a name or the size does not fit. tarfile is not used,
-    because the bytes must be the same in all versions of Python."""
-    records = {}
+def tar_header(
+    path: str, kind: bytes, mode: int, size: int = 0, target: str = "", owner: tuple[int, int] = (0, 0)
+) -> bytes:
+    """Return the header of a tar member, after a PAX header if a name or a number does not fit. `owner`: the ids of the
+    user and the group. tarfile is not used, because the bytes must be the same in all versions of Python."""
+    records = {key: str(number) for key, number in zip(("uid", "gid"), owner, strict=True) if number >= _LARGEST_ID}
     for key, text in (("linkpath", target), ("path", path)):
         if len(text.encode()) > _LONGEST_NAME or not text.isascii():
             records[key] = text
@@ -228,7 +237,8 @@ def tar_header(path: str, kind: bytes, mode: int, size: int = 0, target: str = "
     if extended:
         padding = b"\0" * (-len(extended) % TAR_BLOCK)
         prefix = _ustar("PaxHeader", b"x", MODE, len(extended), "") + extended + padding
-    return prefix + _ustar(path, kind, mode, 0 if "size" in records else size, target)
+    uid, gid = (number if number < _LARGEST_ID else 0 for number in owner)
+    return prefix + _ustar(path, kind, mode, 0 if "size" in records else size, target, uid, gid)
 
 
 def _pax_record(key: str, value: str) -> bytes:
@@ -240,12 +250,12 @@ def _pax_record(key: str, value: str) -> bytes:
     return str(length).encode() + rest
 
 
-def _ustar(path: str, kind: bytes, mode: int, size: int, target: str) -> bytes:
-    """Return a header of 512 bytes; owner and group are 0."""
+def _ustar(path: str, kind: bytes, mode: int, size: int, target: str, uid: int = 0, gid: int = 0) -> bytes:
+    """Return a header of 512 bytes."""
     name, link = (text.encode("ascii", "replace")[:_LONGEST_NAME] for text in (path, target))
     fields = (
         name.ljust(100, b"\0"),
-        b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, SOURCE_DATE_EPOCH),
+        b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, uid, gid, size, SOURCE_DATE_EPOCH),
         b" " * 8,  # the checksum counts as spaces
         kind,
         link.ljust(100, b"\0"),

@@ -19,7 +19,7 @@ from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.archive_layers import ArchiveLayer
 from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
 from envbuild.image.layers.base_image_contents import BaseContents
-from envbuild.image.layers.base_image_layers import BaseImageNvccLinksLayer, BaseImageVenvLayer
+from envbuild.image.layers.base_image_layers import BaseImageFoldersLayer, BaseImageNvccLinksLayer, BaseImageVenvLayer
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.nvcc_links import NvccLinksLayer
@@ -140,7 +140,10 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
 
     Raises LockError if the image would have too many layers, BuildError if its base does not fit the lock.
     """
-    layers = [layer for source in layer_sources(lock) for layer in _layers_of(lock, inputs, source)]
+    layers = [
+        *(layer for source in layer_sources(lock) for layer in _layers_of(lock, inputs, source)),
+        *_folders_of_base(lock, inputs),
+    ]
     if len(layers) > MAX_LAYERS:
         of_base = f", {len(inputs.on_image[0].layers)} of them of the base image" if inputs.on_image else ""
         hint = "name fewer packages" + (", or a base image of fewer layers" if of_base else "")
@@ -285,3 +288,18 @@ def _base_nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
         return []
     history = f"envbuild: links of nvcc {nvcc.release} in {nvcc.home}"
     return [DescribedLayer("nvcc, of the base image", history, recipe)]
+
+
+def _folders_of_base(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+    """The layer with those folders of a base image whose mode or owner the layers above it change. Folders inside an
+    archive are not among them."""
+    if inputs.on_image is None:
+        return []
+    held = inputs.on_image[1]
+    nvcc = [held.library_folder, held.lib64] if lock.nvcc else []
+    written = [VENV, *(held.folders[archive.name] for archive in lock.archives), *nvcc]
+    folders = tuple(one for one in held.odd_folders if any(f"{path}/".startswith(f"{one.path}/") for path in written))
+    if not folders:
+        return []
+    history = "envbuild: modes and owners of folders of the base image"
+    return [DescribedLayer("folders of the base image", history, BaseImageFoldersLayer(folders))]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.image.layers.base_image_contents import BaseLayerRef
+from envbuild.image.layers.file_tree_of_layers import FolderOwnership
 from envbuild.registry import oci_types
 from unit.registries import Registry
 
@@ -19,8 +20,8 @@ GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 ACTIVATE = b"VIRTUAL_ENV=__VENV_DIR__\nPS1=__VENV_PROMPT__\n"
 CSH = b"setenv VIRTUAL_ENV __VENV_DIR__\n"
 
-Entry = bytes | str | None
-"""The content of a file; "-> x", a symbolic link; "=> x", a hard link; None, a folder."""
+Entry = bytes | str | FolderOwnership | None
+"""The content of a file; "-> x", a symbolic link; "=> x", a hard link; None or an ownership, a folder."""
 Entries = Mapping[str, Entry] | Sequence[tuple[str, Entry]]
 
 
@@ -31,8 +32,10 @@ def tar_of(entries: Entries) -> bytes:
         for path, entry in entries.items() if isinstance(entries, Mapping) else entries:
             member = tarfile.TarInfo(path)
             member.mode = 0o755
-            if entry is None:
+            if entry is None or isinstance(entry, FolderOwnership):
                 member.type = tarfile.DIRTYPE
+                if entry:
+                    member.mode, member.uid, member.gid = entry.mode, entry.uid, entry.gid
             elif isinstance(entry, str):
                 member.type = tarfile.SYMTYPE if entry.startswith("-> ") else tarfile.LNKTYPE
                 member.linkname = entry[3:]

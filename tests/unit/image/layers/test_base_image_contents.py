@@ -13,6 +13,7 @@ import pytest
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT
 from envbuild.image.layers import base_image_contents
 from envbuild.image.layers.base_image_contents import BaseContents, base_contents
+from envbuild.image.layers.file_tree_of_layers import FolderOwnership
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -371,3 +372,53 @@ def test_deep_paths_and_long_links_end() -> None:
     loop = {f"l{number}": f"-> {'x/../' * 700}l{number + 1}" for number in range(60)}
     with pytest.raises(BuildError, match="no python3"):
         contents({deep: b"", "x": None, **loop, "usr/bin/python3.11": "-> /l0"})
+
+
+# the modes and owners of folders
+
+
+def test_folders_with_another_mode_or_owner_are_noted() -> None:
+    """Those that a layer of envbuild would list, but for the missing and the plain ones."""
+    mine, shared = FolderOwnership(0o700, 1000, 1001), FolderOwnership(0o2775, 0, 50)
+    sticky = FolderOwnership(0o1777, 2**32 - 2, 0)
+    below: dict[str, Entry] = {
+        "usr/local": mine,
+        "usr/local/lib": shared,  # not a parent of anything
+        "usr/local/cuda": "-> cuda-12.6",
+        "usr/local/cuda-12.6": shared,
+        "usr/local/cuda-12.6/compat": None,
+        "usr/local/cuda-12.6/bin/nvcc": NVCC,
+        "usr/local/cuda-12.6/lib": mine,
+        "usr/local/cuda-12.6/lib/libcudart.so.12": b"",
+    }
+    expected = {
+        "/opt": sticky,
+        "/usr/local": shared,
+        "/usr/local/cuda-12.6": shared,
+        "/usr/local/cuda-12.6/lib": mine,
+    }
+    layers: tuple[Entries, ...] = ({**debian(), "opt": sticky}, below, {"usr/local": shared})
+    blobs = Blobs()
+    refs = layers_in(blobs, *layers)
+    found = base_contents(blobs, refs, "3.11", {})
+    assert {folder.path: folder.ownership for folder in found.odd_folders} == expected
+    blobs.held.clear()
+    assert base_contents(blobs, refs, "3.11", {}) == found, "from the cache"
+    assert contents(debian()).odd_folders == ()
+
+
+@pytest.mark.parametrize("owner", [-1, 2**32 - 1, 2**40])
+def test_an_owner_that_linux_does_not_have_is_refused(owner: int) -> None:
+    with pytest.raises(Malformed, match="invalid owner"):
+        contents({**debian(), "opt": FolderOwnership(0o755, 0, owner)})
+
+
+@pytest.mark.parametrize(("mode", "allowed"), [(0o700, False), (0o750, False), (0o754, False), (0o711, True)])
+def test_an_opt_that_other_users_cannot_enter_is_refused(mode: int, allowed: bool) -> None:
+    """The self-test runs as another user."""
+    entries: dict[str, Entry] = {**debian(), "opt": FolderOwnership(mode, 1000)}
+    if allowed:
+        assert [folder.ownership.mode for folder in contents(entries).odd_folders] == [mode]
+        return
+    with pytest.raises(BuildError, match=f"/opt of the base image has mode {mode:04o}"):
+        contents(entries)

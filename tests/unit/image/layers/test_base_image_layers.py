@@ -15,7 +15,14 @@ import zstandard
 from envbuild.image import debian_base_tar
 from envbuild.image.layers import layer_cache, venv_skeleton
 from envbuild.image.layers.base_and_empty_venv_layers import VenvLayer
-from envbuild.image.layers.base_image_layers import BaseBlobLayer, BaseImageNvccLinksLayer, BaseImageVenvLayer
+from envbuild.image.layers.base_image_contents import BaseFolder
+from envbuild.image.layers.base_image_layers import (
+    BaseBlobLayer,
+    BaseImageFoldersLayer,
+    BaseImageNvccLinksLayer,
+    BaseImageVenvLayer,
+)
+from envbuild.image.layers.file_tree_of_layers import FolderOwnership
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer, write_layer
 from envbuild.registry import oci_types
@@ -156,3 +163,23 @@ def test_the_links_that_linkers_look_for_are_made_in_the_real_folder() -> None:
 
 def test_without_missing_links_there_are_none() -> None:
     assert BaseImageNvccLinksLayer("/usr/local/cuda/lib64", ("libcudart.so", "libcudart.so.12"), "").links() == []
+
+
+# folders of the base image
+
+
+def test_folders_are_written_with_their_own_mode_and_owner() -> None:
+    """Parents that are not named have the mode and owner of every other layer."""
+    folders = {
+        "/opt": FolderOwnership(0o1777, 8**7 - 1, 8**7),
+        "/usr/local": FolderOwnership(0o2750, 2**32 - 2, 50),
+        "/\u00e4": FolderOwnership(0o500),
+    }
+    recipe = BaseImageFoldersLayer(tuple(BaseFolder(path, one) for path, one in folders.items()))
+    _, plain, layer = written(recipe)
+    assert layer.files == ()
+    with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
+        found = {f"/{one.name}": FolderOwnership(one.mode, one.uid, one.gid) for one in archive if one.isdir()}
+    assert found == {**folders, "/usr": FolderOwnership()}
+    other = BaseImageFoldersLayer((BaseFolder("/opt", FolderOwnership(0o1777)),))
+    assert other.key != recipe.key != BaseImageFoldersLayer(recipe.folders[:2]).key

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from envbuild.image.layers import file_tree_of_layers
-from envbuild.image.layers.file_tree_of_layers import FileTree, LayerChange, TreeFile, TreeFolder
+from envbuild.image.layers.file_tree_of_layers import FileTree, FolderOwnership, LayerChange, TreeFile, TreeFolder
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 
@@ -171,3 +171,26 @@ def test_the_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     for layers in (("a, b, c", "d"), ("a/b/c/d",), ("a => x, b -> x, c/, d",)):
         with pytest.raises(Refusal, match="more than 3 files"):
             tree_of(*layers)
+
+
+# the modes and owners of folders
+
+MINE, SHARED = FolderOwnership(0o700, 1000, 1000), FolderOwnership(0o2775, 0, 50)
+
+
+def ownership(tree: FileTree, path: str) -> FolderOwnership:
+    found = tree.resolve(path)
+    assert found and isinstance(found[1], TreeFolder)
+    return found[1].ownership
+
+
+def test_the_last_entry_of_a_folder_gives_its_mode_and_owner() -> None:
+    tree = FileTree()
+    tree.add_layer([LayerChange("a/b", ownership=MINE), LayerChange("c", TreeFile())])
+    assert (ownership(tree, "/a"), ownership(tree, "/a/b")) == (FolderOwnership(), MINE)
+    tree.add_layer([change("a/b/d"), change("a/b/.wh..wh..opq")])
+    assert ownership(tree, "/a/b") == MINE, "what is in it says nothing about it"
+    tree.add_layer([LayerChange("a/b", ownership=SHARED), LayerChange("c", ownership=SHARED)])
+    assert (ownership(tree, "/a/b"), ownership(tree, "/c")) == (SHARED, SHARED)
+    tree.add_layer([change("a/.wh.b"), change("a/b/x")])
+    assert ownership(tree, "/a/b") == FolderOwnership()

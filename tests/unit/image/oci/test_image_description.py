@@ -13,8 +13,14 @@ from envbuild.fetch.archive_spec import COMPAT, TOOLKIT
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.archive_layers import ArchiveLayer
-from envbuild.image.layers.base_image_contents import BaseContents, BaseLayerRef
-from envbuild.image.layers.base_image_layers import BaseBlobLayer, BaseImageNvccLinksLayer, BaseImageVenvLayer
+from envbuild.image.layers.base_image_contents import BaseContents, BaseFolder, BaseLayerRef
+from envbuild.image.layers.base_image_layers import (
+    BaseBlobLayer,
+    BaseImageFoldersLayer,
+    BaseImageNvccLinksLayer,
+    BaseImageVenvLayer,
+)
+from envbuild.image.layers.file_tree_of_layers import FolderOwnership
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci.base_image_download import BaseImage
@@ -303,3 +309,30 @@ def test_the_layers_of_a_base_image_count() -> None:
         LockError, match="the lock needs 127 layers, 124 of them of the base image; an image can have at most"
     ):
         on_base(golden("image-base"), many)
+
+
+ODD = {
+    path: BaseFolder(path, FolderOwnership(0o2775, 0, 50))
+    for path in ("/opt", "/usr", "/usr/local", "/usr/local/cuda-12.6", "/usr/local/cuda-12.6/lib64", "/op")
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("wheels", ["/opt"]),
+        ("archives", ["/opt", "/usr", "/usr/local", "/usr/local/cuda-12.6"]),
+        ("nvcc", ["/opt", "/usr", "/usr/local", "/usr/local/cuda-12.6", "/usr/local/cuda-12.6/lib64"]),
+    ],
+)
+def test_folders_of_a_base_image_keep_their_mode_and_owner(kind: str, expected: list[str]) -> None:
+    """The last layer restores those that other layers change."""
+    archives = replace(golden("image-base"), archives=golden("devel-archive").archives)
+    lock = {"wheels": golden("image-base"), "archives": archives, "nvcc": toolkit_of_base()}[kind]
+    found = on_base(lock, contents=replace(CONTENTS, odd_folders=tuple(ODD.values())))
+    last = found.layers[-1]
+    assert isinstance(last.recipe, BaseImageFoldersLayer)
+    assert [folder.path for folder in last.recipe.folders] == expected
+    assert (last.media_type, last.title) == (LAYER, "folders of the base image")
+    plain = on_base(lock, contents=replace(CONTENTS, odd_folders=(ODD["/op"],)))
+    assert found.layers[:-1] == plain.layers == on_base(lock).layers, "the other layers are shared"
