@@ -1,4 +1,4 @@
-"""A base image by tag: the lock records the digest, and keeps it until it is told to move. The registry is in this
+"""A base image by tag: the lock records the digest, and keeps it until an upgrade is requested. The registry is in this
 process; wheels are not resolved."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_the_lock_records_the_tag_and_its_digest(registry: Registry, project: Pa
     assert f"# The tag {tag} pointed to it when the lock was made.\n" in dockerfile
 
 
-def test_a_tag_that_moves_changes_no_lock_until_it_is_told_to(registry: Registry, project: Path) -> None:
+def test_a_tag_that_moves_changes_no_lock_without_an_upgrade(registry: Registry, project: Path) -> None:
     old = move(registry, OLD)
     first = updated(project, profile(registry), None)
     new = move(registry, NEW)
