@@ -105,8 +105,9 @@ def _recorded(record: Path, site: Path) -> Iterator[Path]:
 def take_backup(
     prefix: Path, sites: Iterable[str], others: Iterable[Path] = (), touched: frozenset[str] = frozenset()
 ) -> BackupFolder:
-    """Keep the files of all distributions of an environment, and the files `others` (project files, leftovers). Where
-    links are not possible, only the distributions in `touched` are kept, as copies.
+    """Keep the files of all distributions of an environment, the files in its package folders and `bin` that no
+    distribution owns (an installation may overwrite them), and the files `others` (project files, leftovers). Where
+    links are not possible, only `others` and the distributions in `touched` are kept, as copies.
 
     Raises FileError if an earlier change was interrupted.
     """
@@ -122,13 +123,14 @@ def take_backup(
     with temporary_files.folder("backup", folder.parent) as made:
         (made / _FILES).mkdir()
         listed = distribution_files(prefix, sites)
-        listed[""] = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100 - do not resolve links
+        asked = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100 - do not resolve links
+        listed[""] = [*asked, *_unowned(prefix, sites, {**listed, "": asked})]
         count, files, numbers = 0, dict[str, list[KeptFile]](), dict[Path, KeptFile]()
         for info, paths in listed.items():
             files[info] = []
             for path in paths:
                 if path not in numbers:
-                    may_copy = not info or name_in_dist_info(info) in touched
+                    may_copy = name_in_dist_info(info) in touched if info else path in asked
                     kept = _keep(path, made / _FILES / str(count), count, may_copy)
                     if kept is None:
                         continue
@@ -139,6 +141,17 @@ def take_backup(
         atomic_files.write_atomically(made / _MANIFEST, content.model_dump_json())
         made.rename(folder)
     return BackupFolder(folder, content)
+
+
+def _unowned(prefix: Path, sites: Iterable[str], owned: Mapping[str, Iterable[Path]]) -> list[Path]:
+    """The files in the package folders and in `bin` that no distribution owns, except bytecode."""
+    known = {path for paths in owned.values() for path in paths}
+    found = set()
+    for top in (*map(Path, sites), prefix / "bin"):
+        for root, folders, names in os.walk(top):
+            folders[:] = [name for name in folders if name != _CACHE]
+            found |= {Path(root, name) for name in names}
+    return sorted(found - known)
 
 
 def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
@@ -160,12 +173,11 @@ def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | N
 
 
 def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupFolder:
-    """Complete a backup after the changes: keep only the distributions that changed, with the checksums of their files,
-    and list the added files."""
-    content, prefix = backup.content, Path(backup.content.prefix)
-    changed = {
-        info: files for info, files in content.files.items() if not info or any(map(backup_differs(backup), files))
-    }
+    """Complete a backup after the changes: keep only the distributions and the files of no distribution that changed,
+    with the checksums of the files, and list the added files."""
+    content, prefix, differs = backup.content, Path(backup.content.prefix), backup_differs(backup)
+    changed = {info: files for info, files in content.files.items() if info and any(map(differs, files))}
+    changed[""] = list(filter(differs, content.files.get("", ())))
     names = {name_in_dist_info(info) for info in changed if info}
     before = {file.path for files in content.files.values() for file in files}
     now = distribution_files(prefix, content.sites)
