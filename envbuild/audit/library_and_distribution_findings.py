@@ -65,6 +65,7 @@ def cuda_library_findings(held: Holdings) -> Iterator[Finding]:
         copies = [copy for copy in held.libraries if copy.group == group]
         yield from _several(name, copies)
         yield from _mixed(name, copies)
+    yield from _overwritten(held)
     yield from _bundled(held)
     yield from _on_the_loaders_path(held)
     yield from _cublas_first(held)
@@ -139,6 +140,54 @@ def _mixed(name: str, copies: list[Copy]) -> Iterator[Finding]:
             f"the parts of {name} have different versions or folders: {listed}",
             "keep one copy of each",
         )
+
+
+@dataclass(frozen=True)
+class OverwrittenLibrary:
+    """A library file of `wanted`, which torch requires, that the installation of `present` overwrote: both
+    distributions contain the path. `dependents`: the installed distributions that require `present`."""
+
+    path: str
+    wanted: str
+    present: str
+    dependents: tuple[str, ...]
+
+
+def overwritten_libraries(held: Holdings) -> Iterator[OverwrittenLibrary]:
+    """Yield each library of a distribution that torch requires, if a different distribution overwrote it. Some of
+    NVIDIA's wheels for CUDA 12 and for CUDA 13 contain the same paths."""
+    copies = {copy.path: copy for copy in held.libraries if copy.record}
+    required = torch_requirements(held)
+    for altered in held.altered:
+        copy, wanted = copies.get(altered.path), altered.owner.partition("==")[0]
+        present = copy.distribution if copy else None
+        if present and present != wanted and wanted in required and present not in required:
+            dependents = {name for name, item in held_requirements(held) if canonicalize_name(item.name) == present}
+            yield OverwrittenLibrary(altered.path, wanted, present, tuple(sorted(dependents)))
+
+
+def torch_requirements(held: Holdings) -> frozenset[str]:
+    """Return torch and the installed distributions that it requires, directly or indirectly."""
+    requirements = list(held_requirements(held))
+    reached: set[str] = {"torch"}
+    for _ in range(len(held.distributions)):
+        more = {canonicalize_name(wanted.name) for owner, wanted in requirements if owner in reached} - reached
+        if not more:
+            break
+        reached |= more
+    return frozenset(reached & set(held.installed))
+
+
+def _overwritten(held: Holdings) -> Iterator[Finding]:
+    key = lambda item: (item.wanted, item.present, item.dependents)  # noqa: E731
+    for (wanted, present, dependents), items in groupby(sorted(overwritten_libraries(held), key=key), key=key):
+        paths = [item.path for item in items]
+        more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+        text = f"{paths[0]}{more} is the file of {present}, which overwrote that of {wanted}; torch requires {wanted}"
+        remedy = f"reinstall {wanted}" if dependents else f"uninstall {present}, then reinstall {wanted}"
+        if dependents:
+            text += f"; {', '.join(dependents)} requires {present}"
+        yield Finding("overwritten-library", "defect", text, remedy)
 
 
 def _bundled(held: Holdings) -> Iterator[Finding]:

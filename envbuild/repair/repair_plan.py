@@ -175,6 +175,9 @@ class _Steps:
             yield Command("remove a file that no installed distribution owns", ("rm", "--", path))
         if changes.uninstall:
             yield Command("remove an unrelated package", (*manager.pip("uninstall"), *changes.uninstall))
+        if changes.overwriting:
+            argv = (*manager.pip("uninstall"), *changes.overwriting)
+            yield Command("remove a package that overwrote libraries of torch's own requirements", argv)
         yield from self._torch()
         yield from self._pins()
         if changes.packages:
@@ -263,19 +266,12 @@ class _Steps:
         """The distributions that the commands and edits replace. If torch is replaced, they include all installed
         distributions that torch requires, directly or indirectly."""
         changes = self.changes
-        texts = [*changes.packages, *changes.reinstall, *changes.uninstall]
+        texts = [*changes.packages, *changes.reinstall, *changes.uninstall, *changes.overwriting]
         named: set[str] = {canonicalize_name(Requirement(text).name) for text in texts}
         named |= {pin.distribution for pin in changes.pins if not pin.installed}
         named |= {pin.owner for pin in self.metadata()}
         if changes.torch:
-            requirements = list(library_and_distribution_findings.held_requirements(self.held))
-            reached: set[str] = {"torch"}
-            for _ in range(len(self.held.distributions)):
-                more = {canonicalize_name(wanted.name) for owner, wanted in requirements if owner in reached} - reached
-                if not more:
-                    break
-                reached |= more
-            named |= reached & set(self.held.installed)
+            named |= library_and_distribution_findings.torch_requirements(self.held)
         return frozenset(named)
 
     def refusal(self, commands: Sequence[Command]) -> tuple[str, str] | None:
@@ -297,8 +293,8 @@ class _Steps:
         return None
 
     def _conda_library(self, pin: LibraryPin) -> CondaPackage | None:
-        """The conda package that owns the loaded copy of a library."""
-        loaded = self.held.loaded(pin.library)
+        """The conda package that owns the loaded copy of a library, if a new version must be installed."""
+        loaded = None if pin.installed else self.held.loaded(pin.library)
         return self.manager.conda_owner(loaded.path) if loaded else None
 
     def _conda_owner(self, distribution: str) -> CondaPackage | None:

@@ -6,12 +6,14 @@ releases.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from packaging.version import Version
+from packaging.version import VERSION_PATTERN, Version
 
-from envbuild.audit import environment_audit
+from envbuild.audit import environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
@@ -45,8 +47,9 @@ class LibraryPin:
 class Changes:
     """What to change. `torch`: the release to install with the libraries that it requires; `packages`: other
     requirements to install; `variables`: environment variables to set; `reinstall`: distributions whose files were
-    overwritten; `uninstall`: distributions to remove; `leftovers`: files to remove that no distribution owns;
-    `bundled`: libraries that the installed torch bundles, so that only a different torch changes their version."""
+    overwritten; `uninstall`: unrelated distributions to remove; `overwriting`: distributions to remove because they
+    overwrote files of those that torch requires; `leftovers`: files to remove that no distribution owns; `bundled`:
+    libraries that the installed torch bundles, so that only a different torch changes their version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -54,14 +57,14 @@ class Changes:
     variables: Mapping[str, str] = field(default_factory=dict)
     reinstall: tuple[str, ...] = ()
     uninstall: tuple[str, ...] = ()
+    overwriting: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     bundled: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not any(
-            (self.pins, self.torch, self.packages, self.variables, self.reinstall, self.uninstall, self.leftovers)
-        )
+        removals = (self.uninstall, self.overwriting, self.leftovers)
+        return not any((self.pins, self.torch, self.packages, self.variables, self.reinstall, *removals))
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,8 @@ def _version_changes(
     found = tuple(filter(None, (_pin(name, version, cuda, now, held, acted) for name, version in pins.items())))
     return acted, Changes(
         found, torch, tuple(packages), variables,
-        tuple(_overwritten(held, {pin.distribution for pin in found})), tuple(_unrelated(held)),
-        tuple(_leftovers(held, {pin.library for pin in found})), tuple(instead),
+        _damaged(held, {pin.distribution for pin in found if not pin.installed}), tuple(_unrelated(held)),
+        _overwriting(held), tuple(_leftovers(held, {pin.library for pin in found})), tuple(instead),
     )  # fmt: skip
 
 
@@ -249,13 +252,28 @@ def _runs(cuda: str, driver: str) -> bool:
     return minimum is None or Version(driver) >= Version(minimum)
 
 
-def _overwritten(held: Holdings, pinned: set[str]) -> Iterator[str]:
-    """NVIDIA's distributions, except pinned ones, with a library file that differs from its checksum in RECORD: another
-    distribution may have overwritten it."""
-    for copy in held.libraries:
-        name, differs = copy.distribution, copy.record is False and copy.sha256 is not None
-        if differs and name and name.startswith("nvidia-") and name in held.installed and name not in pinned:
-            yield f"{name}=={held.installed[name]}"
+def _damaged(held: Holdings, replaced: set[str]) -> tuple[str, ...]:
+    """NVIDIA's distributions, except those that are replaced anyway, with a library file that differs from its checksum
+    in RECORD, as requirements with their installed versions."""
+    differing = (copy.distribution for copy in held.libraries if copy.record is False and copy.sha256 is not None)
+    overwritten = (item.wanted for item in library_and_distribution_findings.overwritten_libraries(held))
+    names = (name for name in dict.fromkeys((*differing, *overwritten)) if name and _is_nvidias(name, held))
+    return tuple(f"{name}=={held.installed[name]}" for name in names if name not in replaced)
+
+
+def _overwriting(held: Holdings) -> tuple[str, ...]:
+    """The distributions that overwrote libraries which torch requires, and that no installed distribution requires."""
+    found = library_and_distribution_findings.overwritten_libraries(held)
+    return tuple(
+        dict.fromkeys(item.present for item in found if not item.dependents and _is_nvidias(item.present, held))
+    )
+
+
+def _is_nvidias(name: str, held: Holdings) -> bool:
+    """Whether this is an installed distribution with a name of NVIDIA's packages and a valid version. The environment
+    chooses both, and pip would take a different text for a URL or an option."""
+    version = held.installed.get(name, "")
+    return bool(re.fullmatch(r"nvidia-[a-z0-9-]+", name) and re.fullmatch(VERSION_PATTERN, version, re.X | re.I))
 
 
 def _unrelated(held: Holdings) -> Iterator[str]:
@@ -284,7 +302,9 @@ def is_leftover(copy: Copy) -> bool:
 
 
 # Ids of audit findings that the changes fix, or that an advisory covers.
-_COVERED = {"left-behind", "modified-library", "wrong-apex", "cpu-only", "shadowed", "no-kernel"}
+_COVERED = {
+    "left-behind", "modified-library", "overwritten-library", "wrong-apex", "cpu-only", "shadowed", "no-kernel",
+}  # fmt: skip
 _NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the findings that only a different torch fixes
 
 
@@ -310,7 +330,7 @@ def _remedy(finding: Finding, held: Holdings) -> str:
             if f" of {name} {version} " in finding.message:
                 return (
                     f"{finding.remedy}: pip install --no-deps --no-build-isolation --no-cache-dir --force-reinstall "
-                    f"{name}=={version}"
+                    f"{shlex.quote(f'{name}=={version}')}"
                 )
     return finding.remedy
 
@@ -332,6 +352,16 @@ def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
         yield f"the log shows torch {torch}, but this environment has {present}: did this environment fail?"
     if found and found.unknown:
         yield "no known cause found in the log: envbuild explain shows what it found"
+    for item in dict.fromkeys(
+        (item.wanted, item.present, item.dependents)
+        for item in library_and_distribution_findings.overwritten_libraries(held)
+        if item.dependents
+    ):
+        wanted, overwriting, dependents = item
+        yield (
+            f"{wanted} and {overwriting} contain the same files, and {', '.join(dependents)} requires {overwriting}: "
+            f"each installation of {overwriting} overwrites the files that torch requires; use two environments"
+        )
     for finding in audited.findings:
         if finding.severity == "warn" or (finding.severity == "note" and finding.message.startswith("on ")):
             yield f"{finding.id}: {finding.message}"

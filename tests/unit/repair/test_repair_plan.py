@@ -367,6 +367,23 @@ def test_words_of_a_log_never_reach_a_command(place: Place) -> None:
     assert all("hacked" not in word for command in plan.printed for word in command.argv)
 
 
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("nvidia-evil @ https://evil.example/x.whl", "1"), ("nvidia-evil", "1 --index-url https://evil.example")],
+)
+def test_a_name_of_a_distribution_cannot_make_pip_fetch_from_elsewhere(tmp_path: Path, name: str, version: str) -> None:
+    """The library differs from its checksum, so the distribution would be reinstalled."""
+    place = placed(tmp_path, good)
+    place.made.put(place.site / "nvidia/evil/lib" / SONAMES["cudnn"], library("cudnn", "9.0.0"))
+    info = place.site / "evil-1.dist-info"
+    place.made.put(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode())
+    place.made.put(info / "RECORD", f"nvidia/evil/lib/{SONAMES['cudnn']},sha256={'A' * 43},1\n".encode())
+    plan = place.plan(None)
+    damaged = [copy.distribution or "" for copy in place.held().libraries if copy.record is False]
+    assert [one.partition(" ")[0] for one in damaged] == ["nvidia-evil"]
+    assert not any("evil" in word for command in plan.printed for word in command.argv)
+
+
 def test_a_folder_with_a_hostile_name_is_quoted(tmp_path: Path) -> None:
     place = placed(tmp_path / HOSTILE.replace("/", ""), faulty)
     plan = place.plan()
