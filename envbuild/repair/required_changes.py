@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from packaging.utils import canonicalize_name
 from packaging.version import VERSION_PATTERN, Version
 
 from envbuild.audit import environment_audit, library_and_distribution_findings
@@ -132,11 +133,11 @@ def _version_changes(
     """Return the advisories to fix, and the changes that fix all of them. If an advisory of severity `refuse` applies
     only after a change, it is fixed too."""
     acted: list[Advisory] = []
-    pins: dict[str, str] = {}
     torch = _gpu_torch(now, held)
+    pins = {} if torch or files_only else dict(_pins_of_leftovers(held, now))
     packages: dict[str, None] = {}
     variables: dict[str, str] = {}
-    after = _with_torch(now, torch) if torch else now
+    after = _with_torch(now, torch) if torch else replace(now, libraries={**now.libraries, **pins})
     todo = [advisory for advisory in shown if torch is None or advisory.holds(after)]
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
@@ -168,7 +169,7 @@ def _version_changes(
     return acted, Changes(
         found, torch, tuple(packages), variables,
         _damaged(held, {pin.distribution for pin in found if not pin.installed}), tuple(_unrelated(held)),
-        _overwriting(held), tuple(_leftovers(held, {pin.library for pin in found})), tuple(instead),
+        _overwriting(held), tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
     )  # fmt: skip
 
 
@@ -284,12 +285,30 @@ def _unrelated(held: Holdings) -> Iterator[str]:
         yield "apex"
 
 
-def _leftovers(held: Holdings, libraries: set[str]) -> Iterator[str]:
-    """Library files in the folders of NVIDIA's wheels that no distribution owns, if they are loaded or belong to a
-    pinned library."""
+def _leftovers(held: Holdings, pinned: set[str], cuda: str) -> Iterator[str]:
+    """Library files in the folders of NVIDIA's wheels that no distribution owns, if they belong to a pinned library, or
+    are loaded although the library's distribution is installed. Without that, torch would lack the library."""
     for copy in held.libraries:
-        if is_leftover(copy) and (copy.loaded or copy.group in libraries):
+        installed = database.distribution_of(copy.group, cuda) in held.installed
+        if is_leftover(copy) and (copy.group in pinned or (copy.loaded and installed)):
             yield copy.path
+
+
+def _pins_of_leftovers(held: Holdings, now: Situation) -> Iterator[tuple[str, str]]:
+    """Yield (library, version) for each loaded leftover whose distribution is not installed: the version that torch's
+    metadata require, else that of the torch release."""
+    requirements = library_and_distribution_findings.held_requirements(held)
+    exact = {canonicalize_name(item.name): item.specifier for owner, item in requirements if owner == "torch"}
+    release = database.torch_release(now.torch.partition("+")[0]) if now.torch else None
+    own = database.libraries_of(release) if release else {}
+    for library in dict.fromkeys(copy.group for copy in held.libraries if copy.loaded and is_leftover(copy)):
+        distribution = database.distribution_of(library, now.cuda or "")
+        if distribution is None or distribution in held.installed:
+            continue
+        required = re.fullmatch(r"==([0-9.]+)", str(exact.get(canonicalize_name(distribution), "")))
+        version = required[1] if required else own.get(library)
+        if version:
+            yield library, version
 
 
 def is_bundled(copy: Copy) -> bool:
@@ -313,6 +332,8 @@ def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
     known = {advisory.id for advisory in database.advisories()}
     for finding in audited.findings:
         covered = finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch)
+        if finding.id == "left-behind":  # some may not be removed, because nothing else would be loaded
+            covered = any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
         if finding.severity == "defect" and finding.id not in known and not covered:
             yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
     if "apex" in changes.uninstall:

@@ -301,6 +301,20 @@ def test_a_copy_that_an_upgrade_left_is_removed(tmp_path: Path) -> None:
     assert row.after_version == "12.4.5.8"
 
 
+@pytest.mark.parametrize("required", ["nvidia-cublas-cu12==12.5.2.13", "nvidia-cublas-cu12"])
+def test_a_copy_without_its_distribution_is_installed_before_it_is_missed(tmp_path: Path, required: str) -> None:
+    """Without a known fault too: if the files were only removed, torch would not find the library."""
+    place = placed(tmp_path, good)
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch(requires=(required,))
+    shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
+    plan = place.plan(None)
+    version = required.partition("==")[2] or "12.1.3.1"
+    assert [command.argv[0] for command in plan.commands] == ["rm", "rm", "uv"]
+    assert plan.commands[-1].argv[-1] == f"nvidia-cublas-cu12=={version}"
+    assert place.plan(LOG).commands[-1].argv[-1] == f"nvidia-cublas-cu12=={max(version, '12.4.5.8')}"
+
+
 def test_a_torch_that_bundles_cublas_gets_a_release_that_does_not(place: Place) -> None:
     """Installing the library would have no effect, because torch's own copy is loaded."""
     shutil.rmtree(place.site / "torch-2.3.1.dist-info")
