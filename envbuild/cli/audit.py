@@ -83,8 +83,8 @@ def _image(reference: str, wanted: Expected | None) -> Audit:
     image = engine.get(reference)
     if wanted and wanted.lock:
         wanted = replace(wanted, claimed=image.labels.get(LOCK_LABEL) == wanted.lock.id)
-    wanted = wanted or _labelled(image) or Expected()
-    held = image_collector.collect_from_image(engine, image, reference, _contents(wanted))
+    wanted = wanted or contents_by_label(image) or Expected()
+    held = image_collector.collect_from_image(engine, image, reference, wheel_contents(wanted))
     return environment_audit.assess(reference, held, wanted)
 
 
@@ -100,11 +100,12 @@ def collect_from_environment(python: str, wanted: Expected | None = None) -> tup
     environment."""
     from envbuild.runners import host_runner
 
-    found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", _contents(wanted))
+    found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", wheel_contents(wanted))
     return found, collected_environment.read(host_runner.run_on_host(found, job), job.nonce, str(found))
 
 
-def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
+def wheel_contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
+    """Return the sha256 of the files in each locked wheel, as collector_job takes them; empty without a lock."""
     return wheel_file_hashes_and_contents.wheel_hashes(wanted.lock) if wanted and wanted.lock else {}
 
 
@@ -133,7 +134,7 @@ def _expected(name: str) -> Expected:
     return environment_audit.expected_contents(loaded, lock_file.read(loaded.known_lock))
 
 
-def _labelled(image: Image) -> Expected | None:
+def contents_by_label(image: Image) -> Expected | None:
     """Return what to compare an image with: the profile whose lock the image's label names. None if no known profile
     has that lock."""
     label = image.labels.get(LOCK_LABEL)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
     from envbuild.repair.repair_output import RepairDocument
     from envbuild.repair.repair_plan import RepairPlan
 
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,500}")  # a text that is one word of a Dockerfile
+
 
 @click.command("fix", short_help="Show or run the commands that fix an environment.")
 @click.argument("logs", metavar="[LOG...]", nargs=-1)
 @click.option("--python", metavar="ENV", help="An interpreter, or the folder of an environment.")
 @click.option("--here", is_flag=True, help="The shell's active environment, else that of python3 on PATH.")
+@click.option(
+    "--image",
+    metavar="REF",
+    help="An image in this machine's engine. Prints the lines of a Dockerfile, or the change of its profile.",
+)
 @click.option(
     "--apply", "applied", is_flag=True, help="Run the commands, keep the replaced files, and test the result."
 )
@@ -34,12 +42,14 @@ def command(
     logs: tuple[str, ...],
     python: str | None,
     here: bool,
+    image: str | None,
     applied: bool,
     undo: bool,
     gpus: tuple[Gpu, ...],
     as_json: bool,
 ) -> None:
-    """Find what is wrong with an environment and print the exact commands of pip, uv or conda that fix it.
+    """Find what is wrong with an environment or image, and print what fixes it: the exact commands of pip, uv or conda,
+    or the lines of a Dockerfile.
 
     Audits the environment for the GPUs of --gpu, else for those in the logs, else for this machine's. Shows which
     library file is loaded now, and which after the fix. --here is the default.
@@ -48,13 +58,23 @@ def command(
     only packages that pip installed; for packages that conda installed, the commands are printed. --undo takes the same
     --here or --python as --apply. The exit code is 0 whether there is something to fix or not.
 
+    --image audits an image in a container. If it was built from the lock of a known profile, the fix is a change of the
+    profile.
+
     Example: envbuild fix train.log --here
     Example: envbuild fix --here --gpu h20
     Example: envbuild fix train.log --python .venv --apply
     Example: envbuild fix --python .venv --undo
+    Example: envbuild fix train.log --image team/train:1
     """
     if python and here:
         raise UsageError("--here and --python name two environments: give one of them")
+    if image and (python or here or applied or undo):
+        text = "--image is for an image, which is fixed by building a new one: leave out"
+        raise UsageError(f"{text} --python, --here, --apply and --undo", hint=f"envbuild fix --image {image}")
+    if image:
+        _show_image_fix(image, logs, gpus, as_json)
+        return
     if undo:
         if logs or applied or gpus:
             raise UsageError("--undo takes only an environment: --here or --python ENV")
@@ -76,6 +96,38 @@ def command(
         document = _apply(plan, held, document, as_json)
     if as_json:
         emit(document)
+
+
+def _show_image_fix(reference: str, logs: tuple[str, ...], gpus: Sequence[Gpu], as_json: bool) -> None:
+    """Print how to fix an image of the engine."""
+    from envbuild.audit import environment_audit, image_collector
+    from envbuild.image.docker_engine import Engine
+    from envbuild.repair import image_repair_plan, repair_output
+    from envbuild.repair.repair_plan import Command
+
+    if not _IMAGE.fullmatch(reference):
+        raise UsageError(f"{reference[:200]!r} is not the name of an image", hint="docker image ls")
+    found, engine = read_explanation(logs), Engine()
+    image = engine.get(reference)
+    wanted = image_repair_plan.expected_in_image(audit_command.contents_by_label(image), found, gpus)
+    click.echo(f"reading libraries, packages and files of {reference}; this can take a minute", err=True)
+    held = image_collector.collect_from_image(engine, image, reference, audit_command.wheel_contents(wanted))
+    if held.torch is None:
+        raise FileError(f"{reference}: nothing to fix: torch is not installed", hint="name another image")
+    plan = image_repair_plan.plan_image_repair(environment_audit.assess(reference, held, wanted), found, image.user)
+    commands, prove = [], []
+    if plan.profile and not plan.diagnosis.healthy:
+        commands = [Command("build and test the image again", ("envbuild", "make", *shlex.split(plan.profile)))]
+    elif plan.dockerfile:
+        build = ("docker", "build", "--tag", "fixed", "--file", "Dockerfile.fixed", ".")
+        commands = [Command("build the fixed image", build)]
+        models = [word for gpu in plan.diagnosis.gpus for word in ("--gpu", gpu.id)]
+        prove = [shlex.join(["envbuild", "audit", "fixed", *models])]
+    if as_json:
+        emit(repair_output.image_repair_document(plan, commands, prove))
+        return
+    for line in repair_output.image_repair_lines(plan, held.torch.version, commands, prove):
+        click.echo(printable(line))
 
 
 def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:

@@ -62,7 +62,7 @@ def command(
             repair_output.ProgramDocument(
                 target=plan.target,
                 state=plan.state,
-                advisories=repair_output.advisory_rows(plan),
+                advisories=repair_output.advisory_rows(plan.diagnosis),
                 commands=(command,),
                 variables=environment.variables,
                 libraries=environment.libraries,

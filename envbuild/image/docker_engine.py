@@ -41,7 +41,8 @@ class Image:
     """An image in the engine.
 
     `id` is the sha256 of its configuration, the same in every engine and registry. `handle` is the id in this engine's
-    API (on the containerd store that is the manifest's digest). `layers` are diff ids.
+    API (on the containerd store that is the manifest's digest). `layers` are diff ids. `user`: the user of its
+    containers; empty for root.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Image:
     labels: Mapping[str, str]
     environment: Mapping[str, str]
     size: int
+    user: str = ""
 
 
 class Engine:
@@ -153,6 +155,7 @@ class Engine:
             labels=config.get("Labels") or {},
             environment=dict(item.partition("=")[::2] for item in config.get("Env") or ()),
             size=found.get("Size", 0),
+            user=str(config.get("User") or ""),
         )
 
     def layer_sizes(self, image: Image) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ package requires, so it keeps an override only if torch's metadata requires the 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import computing
@@ -85,14 +86,20 @@ def metadata_command(lock: Lock) -> str:
 
 
 def change_metadata(lock: Lock, site: str) -> str:
-    """A shell command that makes the metadata of all installed packages require the overrides.
+    """A shell command that makes the metadata of all installed packages require the overrides. `site`: as for
+    metadata_edit."""
+    return metadata_edit(overriding_pins(lock), site)
+
+
+def metadata_edit(versions: Mapping[str, str], site: str) -> str:
+    """A shell command that makes the metadata of all installed packages require these versions.
 
     `site`: the folder of the packages, as a word for the shell. sed replaces the files, so other hard links to them
     keep the old content.
     """
     changes = " ".join(
-        rf"-e 's/^\(Requires-Dist: *{_any_spelling(one.name)} *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1=={one.version} /I'"
-        for one in lock.overrides
+        rf"-e 's/^\(Requires-Dist: *{any_spelling(name)} *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1=={version} /I'"
+        for name, version in versions.items()
     )
     return f"sed -i {changes} {site}/*.dist-info/METADATA"
 
@@ -100,11 +107,11 @@ def change_metadata(lock: Lock, site: str) -> str:
 def refuse_conflicts(lock: Lock, python: str) -> str:
     """A shell command that exits with 1 if an installed package still requires other versions than the overrides. It
     ignores missing packages, because the export leaves out compiled extensions."""
-    conflicts = " ".join(f"-e ' has requirement {_any_spelling(one.name)}[^-_.a-z0-9]'" for one in lock.overrides)
+    conflicts = " ".join(f"-e ' has requirement {any_spelling(one.name)}[^-_.a-z0-9]'" for one in lock.overrides)
     return f"if {python} -m pip check | grep -i {conflicts}; then exit 1; fi"
 
 
-def _any_spelling(name: str) -> str:
+def any_spelling(name: str) -> str:
     """A pattern for sed and grep that matches all spellings of a package's name if case is ignored."""
     return re.sub(r"[-_.]+", r"[-_.]\\+", name)
 

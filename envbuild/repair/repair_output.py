@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from envbuild.repair.image_repair_plan import ImageRepairPlan
 from envbuild.repair.repair_plan import Command, LibraryOutcome, RepairPlan
+from envbuild.repair.required_changes import Diagnosis
 from envbuild.testrun.json_test_report import ProbeRow
 from envbuild.util.json_output_types import AdvisoryRow
 
@@ -36,10 +38,12 @@ class RepairDocument:
     """The document of `envbuild fix --json`.
 
     `state`: healthy, fixable or by-hand; after `--apply`, fixed. `profile`: the profile whose probes test the fix.
-    `manager`: what manages the environment. `advisories`: the ones that the plan fixes; `absent`: the ones that the log
-    shows but that cannot apply to this environment. `overrides`: requirements for [tool.uv] override-dependencies of
-    the project. `refused`: why `--apply` would not run the commands. `backup`: the folder that keeps the replaced
-    files. `probes`: the results in the fixed environment.
+    `manager`: what manages the environment; for an image, "profile" if it was built from a known profile, otherwise
+    "image". `advisories`: the ones that the plan fixes; `absent`: the ones that the log shows but that cannot apply to
+    this environment. `overrides`: requirements for [tool.uv] override-dependencies of the project. `refused`: why
+    `--apply` would not run the commands. `dockerfile`: the lines that build a fixed image; `profile_change`: the lines
+    to write into the profile. `backup`: the folder that keeps the replaced files. `probes`: the results in the fixed
+    environment.
     """
 
     target: str
@@ -55,6 +59,8 @@ class RepairDocument:
     notes: tuple[str, ...]
     prove: tuple[str, ...]
     refused: ManualFix | None
+    dockerfile: tuple[str, ...] = ()
+    profile_change: tuple[str, ...] = ()
     backup: str | None = None
     probes: tuple[ProbeRow, ...] = ()
 
@@ -83,9 +89,9 @@ class ProgramDocument:
     libraries: Mapping[str, str]
 
 
-def advisory_rows(plan: RepairPlan) -> tuple[AdvisoryRow, ...]:
+def advisory_rows(diagnosis: Diagnosis) -> tuple[AdvisoryRow, ...]:
     """The advisories that a plan fixes."""
-    return tuple(AdvisoryRow(one.id, "affected", one.title, one.remedy) for one in plan.diagnosis.advisories)
+    return tuple(AdvisoryRow(one.id, "affected", one.title, one.remedy) for one in diagnosis.advisories)
 
 
 def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None) -> RepairDocument:
@@ -95,7 +101,7 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
         state=plan.state,
         profile=profile,
         manager=plan.manager.kind,
-        advisories=advisory_rows(plan),
+        advisories=advisory_rows(plan.diagnosis),
         absent=tuple(advisory.id for advisory in plan.diagnosis.absent),
         commands=tuple(commands),
         overrides=plan.overrides.requirements if plan.overrides else (),
@@ -113,7 +119,7 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
     yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
     gpus = ", ".join(gpu.id for gpu in plan.diagnosis.gpus) or "GPU unknown"
     yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
-    yield from _found(plan)
+    yield from _found(plan.diagnosis)
     if plan.diagnosis.healthy:
         yield "Nothing to fix."
         return
@@ -136,13 +142,64 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
         yield from (f"  {command}" for command in prove)
 
 
-def _found(plan: RepairPlan) -> Iterator[str]:
-    for advisory in plan.diagnosis.advisories:
+def image_repair_document(plan: ImageRepairPlan, commands: Sequence[Command], prove: Sequence[str]) -> RepairDocument:
+    """The document of a plan for an image. `commands`: what builds the fixed image."""
+    return RepairDocument(
+        target=plan.image,
+        state=plan.state,
+        profile=plan.profile,
+        manager="profile" if plan.profile else "image",
+        advisories=advisory_rows(plan.diagnosis),
+        absent=tuple(advisory.id for advisory in plan.diagnosis.absent),
+        commands=tuple(CommandDocument(item.does, item.argv, item.text, item.shell) for item in commands),
+        overrides=(),
+        libraries=plan.libraries,
+        by_hand=tuple(ManualFix(*fix) for fix in plan.diagnosis.by_hand),
+        notes=(*plan.warnings, *plan.diagnosis.notes),
+        prove=tuple(prove),
+        refused=None,
+        dockerfile=plan.dockerfile,
+        profile_change=plan.profile_change,
+    )
+
+
+def image_repair_lines(
+    plan: ImageRepairPlan, torch: str | None, commands: Sequence[Command], prove: Sequence[str]
+) -> Iterator[str]:
+    """The lines of a plan for an image. `commands`: what builds the fixed image; `prove`: commands that check it."""
+    origin = f"built from the lock of profile {plan.profile}" if plan.profile else "of no known profile"
+    yield f"Image: {plan.image} ({origin})"
+    gpus = ", ".join(gpu.id for gpu in plan.diagnosis.gpus) or "GPU unknown"
+    yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
+    yield from _found(plan.diagnosis)
+    if plan.diagnosis.healthy:
+        yield "Nothing to fix."
+        return
+    yield from _loaded(plan.libraries)
+    if plan.dockerfile:
+        yield "Fix: save these lines as Dockerfile.fixed"
+    elif plan.profile:
+        yield f"Fix: in the profile {plan.profile}" if plan.profile_change else "Fix: build the image again"
+    yield from (f"  {line}" for line in plan.dockerfile or plan.profile_change)
+    for command in commands:
+        yield from command_lines(command)
+    for what, remedy in plan.diagnosis.by_hand:
+        yield f"By hand: {what}"
+        yield f"  fix: {remedy}"
+    for warning in plan.warnings:
+        yield f"Warning: {warning}"
+    if prove:
+        yield "Check the new image:"
+        yield from (f"  {command}" for command in prove)
+
+
+def _found(diagnosis: Diagnosis) -> Iterator[str]:
+    for advisory in diagnosis.advisories:
         yield f"Found: {advisory.id} ({advisory.severity}): {advisory.title}"
         yield f"  sources: {', '.join(advisory.cite[:2])}"
-    for advisory in plan.diagnosis.absent:
+    for advisory in diagnosis.absent:
         yield f"Ruled out here: {advisory.id}, which the log shows; versions or GPU of this environment do not match"
-    for note in plan.diagnosis.notes:
+    for note in diagnosis.notes:
         yield f"Note: {note}"
 
 

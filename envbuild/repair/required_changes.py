@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
@@ -114,7 +114,7 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
     named = [match.advisory for match in shown if match.advisory]
     absent = tuple(advisory for advisory in named if advisory.match and advisory.standing(now) == "contradicted")
     shown_here = [advisory for advisory in named if advisory not in absent]
-    acted, changes = _version_changes(now, shown_here, held, files_only)
+    acted, changes = _version_changes(now, shown_here, held, wanted.accepted, files_only)
     by_hand = [*_by_hand(audited, changes), *_without_change(acted)]
     if found:
         by_hand += [
@@ -128,10 +128,11 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
 
 
 def _version_changes(
-    now: Situation, shown: Sequence[Advisory], held: Holdings, files_only: bool
+    now: Situation, shown: Sequence[Advisory], held: Holdings, accepted: Collection[str], files_only: bool
 ) -> tuple[list[Advisory], Changes]:
     """Return the advisories to fix, and the changes that fix all of them. If an advisory of severity `refuse` applies
-    only after a change, it is fixed too."""
+    only after a change, it is fixed too. `accepted`: advisories that the profile accepts, so that only a log makes them
+    count."""
     acted: list[Advisory] = []
     torch = _gpu_torch(now, held)
     pins = {} if torch or files_only else dict(_pins_of_leftovers(held, now))
@@ -142,7 +143,8 @@ def _version_changes(
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):
-        todo += [item for item in database.matching(after) if item.severity == "refuse" and item not in todo]
+        refused = [item for item in database.matching(after) if item.severity == "refuse" and item.id not in accepted]
+        todo += [item for item in refused if item not in todo]
         if not todo:
             break
         for advisory in todo:
@@ -332,6 +334,8 @@ def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
     known = {advisory.id for advisory in database.advisories()}
     for finding in audited.findings:
         covered = finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch)
+        if finding.id == "shadowed" and audited.wanted.image:  # its variables cannot be followed to files from here
+            covered = False
         if finding.id == "left-behind":  # some may not be removed, because nothing else would be loaded
             covered = any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
         if finding.severity == "defect" and finding.id not in known and not covered:

@@ -51,6 +51,8 @@ RUN_ELSEWHERE = {
     "doctor --cluster": "tests/unit/doctor/test_node_comparison.py::test_the_odd_node_is_named_through",
     "fix": "tests/unit/repair/test_repair_plan.py::test_the_command_prints_the_fix",
     "fix --here --gpu": "tests/unit/repair/test_repair_plan.py::test_without_a_log_the_gpu_can_be_named",
+    "fix --image": "tests/unit/repair/test_image_repair_plan.py::test_the_command_prints_a_dockerfile",
+    "fix train.log --image": "tests/unit/repair/test_image_repair_plan.py::test_the_command_prints_a_dockerfile",
     "fix --python .venv --gpu": "tests/unit/repair/test_repair_plan.py::test_without_a_log_the_gpu_can_be_named",
     "fix --python .venv --undo": "tests/unit/repair/test_repair_run.py::test_uv_fixes_it_and_undo_restores_every_file",
     "fix train.log --here --apply": (
