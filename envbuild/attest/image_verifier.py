@@ -30,7 +30,7 @@ from envbuild.evidence import environment_measurement_and_differences, profile_p
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.probe_catalogue_reader import LEVELS
-from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
+from envbuild.image.image_naming import ENVIRONMENT, LOCK_LABEL, VERIFIED
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.registry.oci_types import ImageSource, Manifest, Reference
@@ -190,9 +190,23 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
     return verdict
 
 
-def verify_environment(files: EnvironmentFiles, given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
-    """Verify a Python environment of this machine by evidence from files. Statements about images do not count."""
-    believed = trusted_statements.believe(given, policy.keys, None)
+def verify_environment(
+    files: EnvironmentFiles,
+    given: Envelopes,
+    policy: Policy,
+    now: datetime.datetime,
+    reference: Reference | None = None,
+) -> Verdict:
+    """Verify a Python environment of this machine. Statements about images do not count. `given`: evidence from files;
+    `reference`: where `push --python` published evidence; without a tag, that of the newest lock. Raises NetworkError.
+
+    If the policy has no key, the registry is not contacted and the environment is not verified.
+    """
+    fetched, bad = list[Envelope](), list[Refusal]()
+    if reference and policy.keys:
+        fetched, bad = _environment_envelopes(reference)
+    from_files = trusted_statements.believe(given, policy.keys, None)
+    believed = trusted_statements.believe([*given, *fetched], policy.keys, None)
     verdict, changed = Verdict(None), list[Reason]()
     matching = []
     for path, record in believed.records:
@@ -212,14 +226,27 @@ def verify_environment(files: EnvironmentFiles, given: Envelopes, policy: Policy
         else:
             verdict.environment = measured.id
             matching.append((path, record))
-    proofs, verdict.reasons = policy_check.of_records(matching, policy, now)
-    records = [record for _, record in matching]
+    proofs, insufficient = policy_check.of_environment(matching, policy, now)
+    used = {proof.evidence for proof in proofs}
+    records = [record for path, record in matching if path in used] or [record for _, record in matching]
     verdict.take(proofs, (record.profile for record in records), (record.lock for record in records))
-    verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons, *([] if matching else changed)]
-    if not believed.records and not verdict.reasons:
-        verdict.reasons.append(Reason("no-evidence", "it contains no test result"))
-    verdict.reasons = list(dict.fromkeys(verdict.reasons))
+    reasons = [*_no_key(policy), *from_files.refused, *insufficient, *([] if matching else changed)]
+    refused = [*believed.refused, *(refusal.reason for refusal in bad)]
+    reasons += refused if reasons or not matching else _newer(believed)
+    if not believed.records and not reasons:
+        reasons.append(Reason("no-evidence", "no test result was found"))
+    verdict.reasons = list(dict.fromkeys(reasons))
     return verdict
+
+
+def _environment_envelopes(reference: Reference) -> tuple[list[Envelope], list[Refusal]]:
+    """Return the envelopes about environments at a tag or digest of a repository, and the refusals of invalid ones."""
+    place = Repository(reference)
+    target = reference.digest or reference.tag or ENVIRONMENT
+    if place.manifest(target) is None:
+        text = f"no evidence about environments at {reference.repository}, tag {target}"
+        raise NetworkError(text, hint="`envbuild push NAME REGISTRY/NAME --python PATH` publishes it")
+    return registry_attestations.fetch_envelopes_without_image(place, target)
 
 
 def _only(values: Iterable[str]) -> str | None:

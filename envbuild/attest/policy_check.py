@@ -61,6 +61,25 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
     return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
 
 
+def of_environment(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
+    """Check run records that are all of one environment, without a build statement. The newest record of a profile and
+    lock on a GPU model gives the requirements, so that a later run can override an earlier failure. If several profiles
+    or locks have records, the one with the fewest reasons counts. Returns the same as `of_build`."""
+    answers: list[tuple[list[Proof], list[Reason]]] = []
+    for origin in dict.fromkeys((record.profile, record.lock) for _, record in records):
+        own = [record for _, record in records if (record.profile, record.lock) == origin]
+        on: list[Proof] = []
+        reasons = list(unexpected_origin(*origin, policy))
+        for model in policy.gpus or dict.fromkeys(map(proof_rules.model_of, own)):
+            shared = proof_rules.models_sharing_proof(model)
+            newest = next((record for record in own if proof_rules.model_of(record) in shared), own[0])
+            required = _stricter(proof_rules.as_recorded(newest), policy)
+            found, why = _each((model,), required, records, policy, now, None)
+            on, reasons = [*on, *found], [*reasons, *why]
+        answers.append((list(dict.fromkeys(on)), list(dict.fromkeys(reasons))))
+    return min(answers, key=lambda answer: len(answer[1]), default=([], []))
+
+
 def _stricter(wanted: EvidenceRequirements, policy: Policy) -> EvidenceRequirements:
     level = max(wanted.level, policy.level or wanted.level, key=LEVELS.index)
     return dataclasses.replace(wanted, level=level, require=tuple(dict.fromkeys((*wanted.require, *policy.probes))))

@@ -1,8 +1,9 @@
-"""Stores and reads signed statements about an image in a registry, in the two forms that clients read.
+"""Stores and reads signed statements about an image or an environment in a registry.
 
-New clients read a sigstore bundle as an OCI referrer; older ones read cosign's tag `sha256-<hex>.att`, whose manifest
-has one layer per statement. Statements of other signers are kept. Existing blobs are not written again, so an
-interrupted push can be repeated.
+Statements about an image have the two forms that clients read: new clients read a sigstore bundle as an OCI referrer;
+older ones read cosign's tag `sha256-<hex>.att`, whose manifest has one layer per statement. An environment has no
+manifest that a referrer could name, so statements about it only have the older form, under a tag that the caller names.
+Statements of other signers are kept. Existing blobs are not written again, so an interrupted push can be repeated.
 """
 
 from __future__ import annotations
@@ -58,10 +59,9 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
     the older form is written. With a signer, unsigned statements of the same kinds are removed: they have no value, and
     `verify` would report them.
     """
-    reader = _Reader(repository)
-    before = reader.layers(subject.digest)
-    kinds = {kind for kind, _ in wanted} if signer else set()
-    layers = [(item, found) for item, found in before if not _unsigned(item, found, kinds)]
+    reader, tag = _Reader(repository), att_tag(subject.digest)
+    before = reader.layers(tag)
+    layers = _kept(before, wanted, signer)
     in_layers = [found for _, found in layers if not isinstance(found, Refusal)]
     in_bundles = [found for found in reader.bundles(subject.digest) if not isinstance(found, Refusal)] if signer else []
     listed, new = [item for item, _ in layers], 0
@@ -69,15 +69,47 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
         layer, bundled = (_known(found, payload, signer) for found in (in_layers, in_bundles))
         made = Attestation(layer or bundled or keys_and_signatures.seal(payload, signer), kind)
         if layer is None:
-            raw = oci_types.encoded(made.envelope)
-            repository.put_blob(raw)
-            listed.append(oci_types.descriptor(ENVELOPE, raw, annotations=made.annotations))
+            listed.append(_put_layer(repository, made))
         if signer and bundled is None:
             _put_bundle(repository, subject, made, signer.public)
         new += layer is None or (signer is not None and bundled is None)
     if listed != [item for item, _ in before]:
-        _put_layers(repository, subject.digest, listed)
+        _put_layers(repository, tag, listed)
     return new
+
+
+def publish_without_image(
+    repository: Target, tag: str, wanted: Sequence[tuple[str, bytes]], signer: Signer | None
+) -> tuple[Manifest, int]:
+    """Store statements that are not about an image, under a tag. Return the manifest that lists all statements of the
+    tag, and how many statements were new. `wanted` and `signer`: as for `publish`."""
+    before = _Reader(repository).layers(tag)
+    layers = _kept(before, wanted, signer)
+    known = [found for _, found in layers if not isinstance(found, Refusal)]
+    listed, new = [item for item, _ in layers], 0
+    for kind, payload in wanted:
+        if _known(known, payload, signer) is None:
+            listed.append(_put_layer(repository, Attestation(keys_and_signatures.seal(payload, signer), kind)))
+            new += 1
+    found = repository.manifest(tag)
+    if found is None or listed != [item for item, _ in before]:
+        found = _put_layers(repository, tag, listed)
+    return found, new
+
+
+Layers = Sequence[tuple[dict[str, object], Envelope | Refusal]]
+
+
+def _kept(before: Layers, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> Layers:
+    """The layers without unsigned statements of the kinds in `wanted`; all of them without a signer."""
+    kinds = {kind for kind, _ in wanted} if signer else set()
+    return [(item, found) for item, found in before if not _unsigned(item, found, kinds)]
+
+
+def _put_layer(repository: Target, made: Attestation) -> dict[str, object]:
+    raw = oci_types.encoded(made.envelope)
+    repository.put_blob(raw)
+    return oci_types.descriptor(ENVELOPE, raw, annotations=made.annotations)
 
 
 def _unsigned(item: Mapping[str, object], found: Envelope | Refusal, kinds: Collection[str]) -> bool:
@@ -101,12 +133,13 @@ def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
         return False
 
 
-def _put_layers(repository: Target, digest: str, layers: Sequence[Mapping[str, object]]) -> None:
+def _put_layers(repository: Target, tag: str, layers: Sequence[Mapping[str, object]]) -> Manifest:
     files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
     config = oci_types.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
     repository.put_blob(config)
     manifest = oci_types.image_manifest(oci_types.descriptor(oci_types.CONFIG, config), layers)
-    repository.put_manifest(att_tag(digest), manifest)
+    repository.put_manifest(tag, manifest)
+    return manifest
 
 
 def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: PublicKey) -> None:
@@ -151,7 +184,15 @@ def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope
     Raises NetworkError, and Refusal if a list of envelopes is itself invalid.
     """
     reader = _Reader(repository)
-    everything = [*(found for _, found in reader.layers(digest)), *reader.bundles(digest)]
+    return _without_duplicates([*(found for _, found in reader.layers(att_tag(digest))), *reader.bundles(digest)])
+
+
+def fetch_envelopes_without_image(repository: ImageSource, tag: str) -> tuple[list[Envelope], list[Refusal]]:
+    """Return every envelope that publish_without_image stored under this tag or digest, as fetch_envelopes does."""
+    return _without_duplicates([found for _, found in _Reader(repository).layers(tag)])
+
+
+def _without_duplicates(everything: Sequence[Envelope | Refusal]) -> tuple[list[Envelope], list[Refusal]]:
     envelopes: dict[tuple[bytes, ...], Envelope] = {}
     for found in everything:
         if not isinstance(found, Refusal):
@@ -169,9 +210,9 @@ class _Reader:
         self._repository = repository
         self._pieces, self._left = _MOST, _TOTAL
 
-    def layers(self, digest: str) -> list[tuple[dict[str, object], Envelope | Refusal]]:
-        """Return the envelopes stored in the older form, each after its descriptor."""
-        manifest = self._repository.manifest(att_tag(digest))
+    def layers(self, tag: str) -> list[tuple[dict[str, object], Envelope | Refusal]]:
+        """Return the envelopes stored in the older form under a tag, each after its descriptor."""
+        manifest = self._repository.manifest(tag)
         return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
 
     def bundles(self, digest: str) -> list[Envelope | Refusal]:

@@ -61,7 +61,10 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="Check the signed statement in this file."
 )
 @click.option(
-    "--python", metavar="PATH", help="Check this interpreter or environment of this machine instead, by --evidence."
+    "--python",
+    metavar="PATH",
+    help="Check this interpreter or environment of this machine instead, by the evidence that push --python published "
+    "at REF, or by --evidence.",
 )
 @click.option(
     "--rebuild",
@@ -94,13 +97,18 @@ def command(
     cannot be checked: exit 5. This, or a missing or invalid key file, is reported before the registry is contacted. If
     the image is verified, its digest is printed on stdout; otherwise exit 5 lists every reason. Without REF, only the
     statements of --evidence are checked. With --python, the files of an environment are compared with these statements,
-    and the digest of the files is printed.
+    and with those that push --python published at REF; the digest of the files is printed.
     Example: envbuild verify registry.example/h20:verified --key team.pub
+    Example: envbuild verify registry.example/h20 --python .venv --key team.pub
     """
-    if python and (ref or base or copies or rebuild):
-        raise UsageError("--python checks an environment: leave out REF, --base, --from and --rebuild")
-    if python and not files:
-        raise UsageError("name the signed statement", hint="envbuild verify --python PATH --evidence FILE --key PUB")
+    if python and (base or copies or rebuild):
+        raise UsageError("--python checks an environment: leave out --base, --from and --rebuild")
+    if python and not files and ref is None:
+        raise UsageError(
+            "name the evidence: REF, or the signed statement",
+            hint="envbuild verify REGISTRY/NAME --python PATH --key PUB; or: envbuild verify --python PATH "
+            "--evidence FILE --key PUB",
+        )
     if ref is None and not files:
         raise UsageError("name an image, or files with --evidence", hint="envbuild verify REF --key PUB")
     if rebuild and ref is None:
@@ -116,7 +124,7 @@ def command(
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
     if python:
-        done = _environment(python, envelopes, active_policy, now)
+        done = _environment(python, reference, envelopes, active_policy, now)
     elif reference:
         done = image_verifier.verify_image(reference, active_policy, envelopes, now)
     else:
@@ -135,13 +143,15 @@ def command(
             click.echo(printable(f"tested less confined than in Docker: {'; '.join(done.unconfined)}"), err=True)
 
 
-def _environment(python: str, envelopes: Envelopes, active_policy: Policy, now: datetime.datetime) -> Verdict:
+def _environment(
+    python: str, reference: Reference | None, envelopes: Envelopes, active_policy: Policy, now: datetime.datetime
+) -> Verdict:
     from envbuild.audit import environment_file_hasher
     from envbuild.runners import host_runner
 
     interpreter = host_runner.find_interpreter(python)
     done = image_verifier.verify_environment(
-        environment_file_hasher.hash_environment(interpreter), envelopes, active_policy, now
+        environment_file_hasher.hash_environment(interpreter), envelopes, active_policy, now, reference
     )
     done.ref = str(interpreter)
     return done

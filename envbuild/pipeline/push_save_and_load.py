@@ -1,10 +1,12 @@
-"""`push`, `save` and `load` as lists of steps: first the image, then its evidence, then the tags."""
+"""`push`, `save` and `load` as lists of steps: first the image, then its evidence, then the tags. For an environment,
+`push` sends only evidence and tags."""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import importlib.metadata
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,14 @@ from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
+from envbuild.audit import environment_file_hasher
+from envbuild.evidence import (
+    environment_measurement_and_differences,
+    evidence_statements_and_store,
+    profile_proofs_and_image_states,
+    python_environment_status,
+)
+from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
@@ -35,7 +44,7 @@ from envbuild.image import (
 )
 from envbuild.image.build_records import Record
 from envbuild.image.docker_engine import Engine
-from envbuild.image.image_naming import VERIFIED, repository
+from envbuild.image.image_naming import ENVIRONMENT, VERIFIED, repository
 from envbuild.image.oci import engine_load, image_upload, layer_blobs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import lock_file, wheel_file_hashes_and_contents
@@ -50,7 +59,9 @@ from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
+from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
+from envbuild.runners import host_runner
 from envbuild.util import temporary_files
 from envbuild.util.errors import BuildError, EnvbuildError, NotProved, UsageError, some
 from envbuild.util.json_output_types import Digest
@@ -64,8 +75,9 @@ create a key: envbuild keygen -o team; then set signing_key in config.yaml, or {
 @dataclass(frozen=True)
 class Pushed:
     """The result of `push` and `save`, and its document; a field keeps its default until the step that gives its value
-    has ended. `repository`: the target of `push`; `file`: the target of `save`. `digest`: that of the manifest.
-    `statements`: the number of statements. `key`: the fingerprint of the signing key, None without a key."""
+    has ended. `repository`: the target of `push`; `file`: the target of `save`. `environment`: with --python, the
+    digest of the environment's locked files. `digest`: that of the manifest. `statements`: the number of statements.
+    `key`: the fingerprint of the signing key, None without a key."""
 
     profile: str
     key: str | None
@@ -74,6 +86,7 @@ class Pushed:
     state: Literal["complete", "incomplete"] = "incomplete"
     lock: Digest | None = None
     image: Digest | None = None
+    environment: Digest | None = None
     digest: Digest | None = None
     evidence: tuple[ProofRow, ...] = ()
     statements: int = 0
@@ -107,6 +120,70 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock), state="complete")
     return pushed.value
+
+
+def push_environment(name: str, target: str, python: str, listener: Listener, *, unsigned: bool = False) -> Pushed:
+    """Publish the evidence about a verified environment of this machine to a registry, without an image. A repeated run
+    adds only statements that are not there.
+
+    Raises UsageError without a signing key unless `unsigned` allows it; NotProved if the environment is not verified on
+    all GPU models of the profile; CheckFailed if it is not as locked; NetworkError.
+    """
+    reference = registry_push.parse_repository(target)
+    context = StepContext(listener)
+    signer = _signer(unsigned)
+    pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
+    with exclusive_run(context, name, pushed.document):
+        loaded = context.step("load profile", load_profile, name)
+        lock = lock_file.current_lock(loaded, context.step("resolve", resolve_profile, loaded))
+        interpreter = host_runner.find_interpreter(python)
+        measured = context.step("environment", _measure_environment, interpreter, lock)
+        proofs = python_environment_status.proofs_of_environment(measured, loaded, lock)
+        rows = profile_proofs_and_image_states.proof_rows(proofs)
+        pushed.update(profile=loaded.name, lock=lock.id, environment=measured.id, evidence=rows)
+        lacking = [f"{proof.model}: {proof.reason}" for proof in proofs if proof.state != "proved"]
+        if lacking:
+            command = shlex.join(["envbuild", "test", loaded.known, "--python", python, "--record"])
+            text = f"{interpreter} is not proved on all GPUs of {loaded.name}: nothing is published"
+            raise NotProved(text, hint="\n".join([*lacking, f"run: {command}"]))
+        statements = environment_statements(measured, loaded, lock)
+        pushed.update(statements=len(statements))
+        tags = (f"{ENVIRONMENT}-{lock.short}", ENVIRONMENT)
+        place = Repository(reference)
+        manifest = context.step("evidence", _publish_without_image, place, tags[0], statements, signer)
+        pushed.update(digest=manifest.digest)
+        found = place.manifest(tags[1])
+        if found is None or found.digest != manifest.digest:
+            place.put_manifest(tags[1], manifest)
+        pushed.update(tags=tuple(f"{reference.repository}:{tag}" for tag in tags), state="complete")
+    return pushed.value
+
+
+def _measure_environment(interpreter: Path, lock: Lock) -> StepResult[MeasuredEnvironment]:
+    files = environment_file_hasher.hash_environment(interpreter)
+    measured = environment_measurement_and_differences.measure_environment(
+        files, plan_resolver.computing(lock.versions)
+    )
+    return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}")
+
+
+def environment_statements(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> list[tuple[str, bytes]]:
+    """Return every statement about an environment as (kind, payload): one for each run of its self-test, failed runs
+    included."""
+    made = []
+    for path, record in evidence_statements_and_store.stored(measured.id):
+        if (record.profile, record.lock) == (loaded.name, lock.id):
+            subject = Subject(evidence_statements_and_store.subject_name(record), record.subject)
+            text = evidence_statements_and_store.record_text(path)
+            made.append(in_toto_statements.test_result(record, text, subject))
+    return [(one.predicate_type, in_toto_statements.canonical(one)) for one in made]
+
+
+def _publish_without_image(
+    place: Target, tag: str, statements: list[tuple[str, bytes]], signer: Signer | None
+) -> StepResult[Manifest]:
+    manifest, new = registry_attestations.publish_without_image(place, tag, statements, signer)
+    return StepResult(manifest, cached=new == 0, note=_published_note(statements, signer))
 
 
 def _signer(unsigned: bool) -> Signer | None:
@@ -314,8 +391,12 @@ def _publish_evidence(
     place: Target, manifest: Manifest, statements: list[tuple[str, bytes]], signer: Signer | None
 ) -> StepResult[int]:
     new = registry_attestations.publish(place, manifest, statements, signer)
+    return StepResult(new, cached=new == 0, note=_published_note(statements, signer))
+
+
+def _published_note(statements: list[tuple[str, bytes]], signer: Signer | None) -> str:
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned"
-    return StepResult(new, cached=new == 0, note=f"{some(len(statements), 'statement')}, {by}")
+    return f"{some(len(statements), 'statement')}, {by}"
 
 
 def _set_tags(place: Repository, manifest: Manifest, lock: Lock) -> StepResult[tuple[str, ...]]:

@@ -80,6 +80,9 @@ RUN_ELSEWHERE = {
         "test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs"
     ),
     "push": "tests/e2e/test_push.py::test_a_pushed_image_is_verified_without_an_engine",
+    "push h20 registry.example/h20 --python": (
+        "tests/unit/pipeline/test_environment_proof.py::test_pushed_evidence_verifies_a_copy_without_an_image"
+    ),
     "run": "tests/unit/repair/test_fixed_library_folder_and_variables.py::"
     "test_a_program_loads_the_fixed_library_although_torch_has_an_rpath",
     "save": "tests/e2e/test_push.py::test_a_bundle_is_verified_and_loaded_on_the_other_side",
@@ -118,6 +121,9 @@ RUN_ELSEWHERE = {
     "verify": "tests/e2e/test_push.py::test_a_pushed_image_is_verified_without_an_engine",
     "verify --evidence": "tests/unit/attest/test_image_verifier.py::test_a_signed_statement_is_checked_by_itself",
     "verify --python": "tests/unit/pipeline/test_environment_proof.py::test_a_proved_environment_is_verified",
+    "verify registry.example/h20 --python": (
+        "tests/unit/pipeline/test_environment_proof.py::test_pushed_evidence_verifies_a_copy_without_an_image"
+    ),
     "verify MYAPP": "tests/e2e/test_push.py::test_a_child_that_adds_a_package_is_verified_by_its_base",
     "verify mirror.example/cpu:verified": "tests/attacks/test_registry.py::test_a_copy_to_another_repository",
     "verify mirror.example/h20:verified": "tests/attacks/test_registry.py::test_a_copy_to_another_repository",

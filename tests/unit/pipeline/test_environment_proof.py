@@ -9,19 +9,25 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.audit import environment_file_hasher
+from envbuild.evidence import environment_measurement_and_differences
 from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
-from envbuild.pipeline import environment_proof
+from envbuild.pipeline import environment_proof, push_save_and_load
 from envbuild.pipeline.model import StepResult
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
 from envbuild.repair import lock_installer
+from envbuild.resolve import plan_resolver
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
+from unit.registries import Registry, serving
 from unit.repair.test_repair_run import recorded
 from unit.site import new_key
 from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, profile_of
@@ -381,6 +387,125 @@ def test_without_a_key_nothing_is_verified(verified: Environment) -> None:
     (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
     done = envbuild("verify", "--python", str(verified.folder), "--evidence", str(file))
     assert done.code == 5 and "key" in done.stderr
+
+
+# evidence in a registry
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+def push(environment: Environment, registry: Registry, *words: str) -> CommandResult:
+    return envbuild("push", "sample", f"{registry.host}/team/sample", "--python", str(environment.folder), *words)
+
+
+def verify(environment: Environment, registry: Registry, *words: str, tag: str = "") -> CommandResult:
+    reference = f"{registry.host}/team/sample{tag}"
+    return envbuild("verify", reference, "--python", str(environment.folder), "--key", "team.pub", *words)
+
+
+def test_pushed_evidence_verifies_a_copy_without_an_image(
+    verified: Environment, registry: Registry, project: Path
+) -> None:
+    """Another machine has neither the profile's evidence nor the signed file."""
+    lock = lock_file.required_lock(profile_of(project, PROFILE))
+    done = push(verified, registry, "--json")
+    assert done.code == 0, done.stderr
+    tags = [f"{registry.host}/team/sample:environment{end}" for end in (f"-{lock.short}", "")]
+    subject = verified.status("--json").document["subject"]
+    document = done.document
+    assert (document["tags"], document["statements"], document["image"]) == (tags, 1, None)
+    assert (document["environment"], document["state"]) == (subject, "complete")
+    shutil.rmtree(os.environ["XDG_STATE_HOME"])
+    lock_installer.install_lock("sample", lock, {}, project / "other", lambda text: None)
+    for tag in ("", f":environment-{lock.short}", f"@{document['digest']}"):
+        found = verify(Environment(project / "other"), registry, "--profile", "sample", tag=tag)
+        assert (found.code, found.stdout.strip()) == (0, subject), found.stderr
+    assert push(verified, registry).code == 4, "there is no evidence on this machine now"
+    add_pth(Environment(project / "other"))
+    changed = verify(Environment(project / "other"), registry)
+    assert changed.code == 5 and "{site}/late.pth: files were added" in changed.stderr
+
+
+def test_pushed_again_nothing_is_written(verified: Environment, registry: Registry) -> None:
+    assert push(verified, registry).code == 0
+    registry.requests.clear()
+    done = push(verified, registry)
+    assert (done.code, registry.written()) == (0, [])
+    assert done.stdout.startswith(f"{registry.host}/team/sample:environment-")
+
+
+def test_statements_of_others_stay_and_do_not_count(
+    verified: Environment, registry: Registry, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two keys publish at one tag. Each verifies the environment by its own statement."""
+    assert push(verified, registry).code == 0
+    Path("other.pub").write_bytes(new_key(monkeypatch).pem)
+    refused = envbuild("verify", f"{registry.host}/team/sample", "--python", str(verified.folder), "--key", "other.pub")
+    assert refused.code == 5 and "signature" in refused.stderr, refused.stderr
+    assert push(verified, registry).code == 0
+    for key in ("other.pub", "team.pub"):
+        words = ("verify", f"{registry.host}/team/sample", "--python", str(verified.folder), "--key", key)
+        assert envbuild(*words).code == 0
+    assert verify(verified, registry, "--profile", "another").code == 5
+    assert verify(verified, registry, "--gpu", "h20").code == 5
+
+
+def test_a_later_failure_is_pushed_too_and_ends_the_proof(
+    verified: Environment, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert push(verified, registry).code == 0
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
+    assert verified.record().code == 5
+    refused = push(verified, registry)
+    assert refused.code == 4 and "nothing is published" in refused.stderr and "--record" in refused.stderr
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
+    assert verified.record().code == 0
+    assert push(verified, registry, "--json").document["statements"] == 3
+    assert verify(verified, registry).code == 0, "the later pass counts"
+
+
+def test_the_newest_failure_in_a_registry_counts(
+    verified: Environment, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass and the failure are at the tag, as two machines publish them."""
+    assert push(verified, registry).code == 0
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
+    assert verified.record().code == 5
+    loaded = profile_of(Path(), PROFILE)
+    lock = lock_file.required_lock(loaded)
+    files = environment_file_hasher.hash_environment(verified.python)
+    measured = environment_measurement_and_differences.measure_environment(
+        files, plan_resolver.computing(lock.versions)
+    )
+    statements = push_save_and_load.environment_statements(measured, loaded, lock)
+    assert len(statements) == 2
+    place = Repository(Reference.parse(f"{registry.host}/team/sample"))
+    signer = keys_and_signatures.configured_signer()
+    registry_attestations.publish_without_image(place, "environment", statements, signer)
+    done = verify(verified, registry)
+    assert done.code == 5 and "the self-test failed" in done.stderr, done.stderr
+
+
+def test_without_a_key_no_registry_is_asked(verified: Environment, registry: Registry) -> None:
+    assert push(verified, registry).code == 0
+    registry.requests.clear()
+    done = envbuild("verify", f"{registry.host}/team/sample", "--python", str(verified.folder))
+    assert done.code == 5 and "key" in done.stderr and registry.requests == []
+
+
+def test_an_image_is_not_verified_by_an_environments_tag(verified: Environment, registry: Registry) -> None:
+    assert push(verified, registry).code == 0
+    done = envbuild("verify", f"{registry.host}/team/sample:environment", "--key", "team.pub")
+    assert done.code == 5, done.stderr
+    missing = verify(verified, registry, tag=":verified")
+    assert missing.code == 7 and "push NAME REGISTRY/NAME --python PATH" in missing.stderr, missing.stderr
+    assert push(verified, registry, "--zstd").code == 2
 
 
 # what is refused before the self-test
