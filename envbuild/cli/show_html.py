@@ -8,7 +8,11 @@ import click
 
 from envbuild.cli.console import emit
 from envbuild.cli.output_files import STDOUT, prepare, write
-from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
+from envbuild.evidence import (
+    evidence_statements_and_store,
+    profile_proofs_and_image_states,
+    python_environment_status,
+)
 from envbuild.evidence.proof_rules import Proof, record_digest
 from envbuild.image import build_records
 from envbuild.lock import lock_file
@@ -46,7 +50,9 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, locked, built)
     compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
     images = dict.fromkeys(record.image for record in built)
-    evidence = PageEvidence(proofs, tuple(images), tuple(map(_run, _with_evidence(proofs))))
+    environments = python_environment_status.recorded_environments(loaded, locked) if locked else ()
+    runs = tuple(map(_run, _with_evidence(proofs)))
+    evidence = PageEvidence(proofs, tuple(images), runs, environments)
     return profile_page_contents.page(loaded, plan, locked, evidence, _others(loaded.name), compared)
 
 

@@ -12,6 +12,7 @@ import datetime
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,6 +283,13 @@ def stored(image_id: str) -> list[tuple[Path, RunRecord]]:
     """Return (statement file, record) for all intact evidence about an image or environment, the newest first."""
     paths = _folder(image_id).glob("*.statement.json")
     return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
+
+
+def stored_subjects() -> list[str]:
+    """Return the id of every image and environment for which a folder of evidence exists, sorted."""
+    folder = user_folders.state_folder("evidence")
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(f"sha256:{name}" for name in names if re.fullmatch("[0-9a-f]{64}", name))
 
 
 def newest_first(found: Iterable[tuple[Path, RunRecord]]) -> list[tuple[Path, RunRecord]]:

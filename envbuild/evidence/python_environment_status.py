@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
@@ -31,6 +32,43 @@ class EnvironmentStatusDocument:
     lock: Digest
     subject: Digest | None
     evidence: tuple[ProofRow, ...]
+
+
+@dataclass(frozen=True)
+class RecordedEnvironment:
+    """The evidence on this machine about one environment, for one GPU model of a profile: what was true when it was
+    recorded. `subject`: the digest of the locked files; `python`: the version of the interpreter; `driver`: null for a
+    run on the CPU."""
+
+    subject: Digest
+    model: str
+    state: Literal["verified", "stale", "failed", "missing"]
+    reason: str
+    python: str
+    driver: str | None
+    statement: str | None
+
+
+def recorded_environments(loaded: LoadedProfile, lock: Lock) -> tuple[RecordedEnvironment, ...]:
+    """Return the evidence on this machine about environments with the locked files, in the state of each environment
+    that its newest record describes. Whether an environment still is in this state is not checked."""
+    rows = []
+    for subject in evidence_statements_and_store.stored_subjects():
+        records = (record for _, record in evidence_statements_and_store.stored(subject))
+        newest = next(
+            (one for one in records if one.installed and (one.profile, one.lock) == (loaded.name, lock.id)), None
+        )
+        if newest is None or newest.installed is None:
+            continue
+        proofs = [one for one in proofs_of_environment(newest.installed, loaded, lock) if one.evidence]
+        rows += [
+            RecordedEnvironment(
+                subject, row.model, row.state, row.reason, newest.installed.interpreter.version,
+                newest.installed.driver if newest.gpu else None, row.statement,
+            )
+            for row in profile_proofs_and_image_states.proof_rows(proofs)
+        ]  # fmt: skip
+    return tuple(rows)
 
 
 def proofs_of_environment(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> tuple[Proof, ...]:

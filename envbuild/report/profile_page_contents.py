@@ -1,5 +1,5 @@
-"""Collects the contents of a profile's page: whether its image is verified, what was measured, and what the image
-contains. Pure.
+"""Collects the contents of a profile's page: whether its image is verified, which environments were tested, what was
+measured, and what the image contains. Pure.
 
 Nothing depends on the current time: the same profile, lock and evidence give the same page, byte for byte.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
+from envbuild.evidence.python_environment_status import RecordedEnvironment
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import fingerprint_comparison, pin_reasons, profile_and_image_diff, run_measurement_reader
@@ -28,11 +29,13 @@ from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState
 @dataclass(frozen=True)
 class PageEvidence:
     """The evidence on disk for a profile. `proofs`: one for each GPU model. `images`: the ids of the images built from
-    the lock. `runs`: the measurements of the runs that `proofs` refer to."""
+    the lock. `runs`: the measurements of the runs that `proofs` refer to. `environments`: the evidence about
+    environments with the locked files."""
 
     proofs: tuple[Proof, ...]
     images: tuple[Digest, ...]
     runs: tuple[Run, ...]
+    environments: tuple[RecordedEnvironment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,8 @@ class ComparedFingerprints:
 class PageDocument:
     """The document of `show --html`. `state` and `evidence` depend only on the evidence on disk. `reasons`: why the
     profile has this state. `next_place`: the machine to run `next_command` on. `images`: the ids of images built from
-    the lock. `runs`: the measurements. `left_out`: extensions that the profile leaves out. `comparison`: the result of
-    --compare."""
+    the lock. `environments`: the evidence about environments, as each was when it was recorded. `runs`: the
+    measurements. `left_out`: extensions that the profile leaves out. `comparison`: the result of --compare."""
 
     profile: str
     state: ImageState
@@ -168,6 +171,7 @@ class PageDocument:
     lock: Digest | None
     images: tuple[Digest, ...]
     evidence: tuple[ProofRow, ...]
+    environments: tuple[RecordedEnvironment, ...]
     runs: tuple[Run, ...]
     layers: Layers | None
     advisories: tuple[AdvisoryRow, ...]
@@ -179,8 +183,9 @@ class PageDocument:
 
 @dataclass(frozen=True)
 class Page:
-    """The page of a profile. `runs`: the measurements, one run for each tested GPU model. `layers`: None without a
-    lock. `compared`: None if no fingerprints were given."""
+    """The page of a profile. `environments`: the evidence about environments with the locked files. `runs`: the
+    measurements, one run for each tested GPU model. `layers`: None without a lock. `compared`: None if no fingerprints
+    were given."""
 
     name: str
     description: str
@@ -189,6 +194,7 @@ class Page:
     cuda: str | None
     driver: str | None
     status: PageStatus
+    environments: tuple[RecordedEnvironment, ...]
     runs: tuple[Run, ...]
     layers: Layers | None
     advice: tuple[PageAdvice, ...]
@@ -215,6 +221,7 @@ class Page:
             lock=known.lock,
             images=known.images,
             evidence=known.evidence,
+            environments=self.environments,
             runs=self.runs,
             layers=self.layers,
             advisories=tuple(
@@ -259,6 +266,7 @@ def page(
         cuda=choice.situation.cuda,
         driver=choice.situation.driver,
         status=page_status(loaded, plan, lock, evidence),
+        environments=evidence.environments,
         runs=evidence.runs,
         layers=page_layers(loaded.name, lock, others) if lock else None,
         advice=tuple(

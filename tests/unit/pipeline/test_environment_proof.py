@@ -389,6 +389,43 @@ def test_without_a_key_nothing_is_verified(verified: Environment) -> None:
     assert done.code == 5 and "key" in done.stderr
 
 
+# the page of a profile
+
+
+def test_the_page_lists_the_tested_environments(verified: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run in a changed environment replaces the row of the first; a failed run is shown as such."""
+    subject = verified.status("--json").document["subject"]
+
+    def rows() -> list[dict[str, object]]:
+        done = envbuild("show", "sample", "--html", "page.html", "--json")
+        assert done.code == 0, done.stderr
+        return list(done.document["environments"])
+
+    (row,) = rows()
+    assert (row["subject"], row["model"], row["state"], row["driver"]) == (subject, "cpu", "verified", None)
+    text = Path("page.html").read_text(encoding="utf-8")
+    assert "✓ verified environment" in text and subject in text and "Tested environments" in text
+    assert "verified image" not in text and envbuild("show", "sample", "--json").document["state"] != "verified"
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
+    add_pth(verified)
+    assert verified.record().code == 5
+    (row,) = rows()
+    assert row["state"] == "failed" and "env.libs" in str(row["reason"])
+    assert "✗ failed environment" in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_evidence_of_another_lock_is_not_on_the_page(verified: Environment, project: Path) -> None:
+    loaded = profile_of(project, PROFILE)
+    lock = lock_file.required_lock(loaded)
+    changed = dataclasses.replace(lock, environment={**lock.environment, "MORE": "1"})
+    lock_file.write(changed, loaded.lock_file, "sample")
+    other = lock_file.required_lock(loaded)
+    document = envbuild("show", "sample", "--html", "page.html", "--json").document
+    assert other.id == document["lock"] != lock.id and document["environments"] == []
+    assert "Tested environments" not in Path("page.html").read_text(encoding="utf-8")
+
+
 # evidence in a registry
 
 
