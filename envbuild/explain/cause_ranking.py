@@ -263,7 +263,8 @@ def without_yielded(ids: Iterable[str]) -> frozenset[str]:
     for name in found:
         better = rows[name].yields_to & found
         if name in last:
-            better |= (found - last) | set(order[: order.index(name)])
+            better |= {other for other in found - last if name not in rows[other].yields_to}
+            better |= set(order[: order.index(name)])
         if not better:
             kept.add(name)
     return frozenset(kept)

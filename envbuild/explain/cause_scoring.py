@@ -43,6 +43,9 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
         (True, (*signature.hints, *hints_of_facts)),
     ):
         found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, signature.never, heard)}
+        if not hints:
+            stated = [line for name in sorted(signature.stated_by) for line in known.statements.get(name, ())]
+            found |= {line for line in stated if not any(no.search(line.text) for no in signature.never)}
         if found:
             lines = sorted(found, key=lambda line: (log.files.index(line.file), line.number))
             return CauseLines(tuple(lines[:LINES]), hints)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.explain import gpu_mentions, log_versions, rank_failure_and_last_collectives, stack_frames
+from envbuild.explain import (
+    gpu_mentions,
+    log_versions,
+    prose_statements,
+    rank_failure_and_last_collectives,
+    stack_frames,
+)
 from envbuild.explain.log_reader_and_search import TRIED, Line, Log, log_pattern
 from envbuild.explain.log_versions import LogVersions
 from envbuild.explain.rank_failure_and_last_collectives import Failure, Works
@@ -62,6 +68,7 @@ class Reading:
     these. `candidates`: torch or a library -> its versions, if these combinations differ in them. `loaded`: the
     libraries whose loaded version the log shows. `crashed_in`: the components of the innermost frames in the stack of a
     crash. `symptoms` and `operations`: the classes of failures and of operations that the log shows (symptoms.yaml).
+    `statements`: what the reporter states in prose (statements.yaml) -> the lines.
     """
 
     situation: Situation
@@ -77,6 +84,7 @@ class Reading:
     crashed_in: frozenset[str]
     symptoms: frozenset[SymptomClass] = frozenset()
     operations: frozenset[OperationClass] = frozenset()
+    statements: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
 
 
 def read(log: Log) -> Reading:
@@ -85,7 +93,8 @@ def read(log: Log) -> Reading:
     mentioned = tuple(gpu_mentions.mentioned_gpus(log))
     situations = tuple(_situations(log, versions, mentioned))
     situation = _common(situations)
-    stack = stack_frames.read(log)
+    stack, statements = stack_frames.read(log), prose_statements.ProseReader(log).statements()
+    stated = {row.symptom for row in log_signatures.statements() if row.symptom and row.statement in statements}
     states = {*_memory(log), *_supported(log, situation)}
     states |= {state for state, holds in (
         ("rank-failed-first", first and rank_failure_and_last_collectives.by_itself(log, first)),
@@ -100,7 +109,8 @@ def read(log: Log) -> Reading:
         situation, situations, _candidates(situations, situation), frozenset(states), first,
         rank_failure_and_last_collectives.works(log, situation.gpu_count), _error(log), _count(log, mentioned)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
-        stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))), frozenset(_operations(log)),
+        stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))) | stated,
+        frozenset(_operations(log)), statements,
     )  # fmt: skip
 
 
@@ -384,9 +394,11 @@ def _values(text: str) -> list[str]:
     return values if "..." not in text else [next((value for value in values if _number(value)), "0.")]
 
 
+_AMOUNT = r"[ :=]{1,4}(\d{1,12}(?:\.\d{1,6})?) ?([kmgt]?)i?b?\b"
 _USED = (
     r"\b(?:rss|vms|uss|(?:cpu|host|ram|system|resident|virtual)[ _-]?(?:mem(?:ory)?|ram)?|mem(?:ory)?)"
-    r"(?:[ _-]?(?:usage|used|consumption|allocated))?[ :=]{1,4}(\d{1,12}(?:\.\d{1,6})?) ?([kmgt]?)i?b?\b"
+    rf"(?:[ _-]?(?:usage|used|consumption|allocated))?{_AMOUNT}",
+    rf"\bmem(?:ory)?\b[^;|,]{{0,50}}\b(?:current|used|usage|allocated|in use){_AMOUNT}",
 )
 _SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
 """Thresholds for growing memory: number of values, last value divided by the first, and share of steps that grow."""
@@ -394,7 +406,11 @@ _SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
 
 def _memory_grows(log: Log) -> bool:
     """Whether the amounts of used memory in the log grow from line to line."""
-    found = [(match[2].lower(), _number(match[1])) for _, match in log.find(log_pattern(_USED), TRIED)]
+    return any(_series_grows(log, pattern) for pattern in _USED)
+
+
+def _series_grows(log: Log, pattern: str) -> bool:
+    found = [(match[2].lower(), _number(match[1])) for _, match in log.find(log_pattern(pattern), TRIED)]
     for unit in {unit for unit, _ in found}:
         values = [value for other, value in found if other == unit]
         grown = sum(after >= before for before, after in pairwise(values))

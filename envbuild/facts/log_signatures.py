@@ -1,5 +1,6 @@
 """Reads the log signatures of causes (facts/data/signatures.yaml), further evidence in logs (facts/data/symptoms.yaml),
-and error numbers (facts/data/error_numbers.yaml). The heads of these files describe each key."""
+statements in prose (facts/data/statements.yaml), and error numbers (facts/data/error_numbers.yaml). The heads of these
+files describe each key."""
 
 from __future__ import annotations
 
@@ -51,6 +52,7 @@ class Signature(FactRow):
     states: frozenset[State] = frozenset()
     shown_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
     hinted_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
+    stated_by: frozenset[str] = frozenset()
     raised_by: Patterns = ()
     lowered_by: Patterns = ()
     unless: Patterns = ()
@@ -120,6 +122,38 @@ class OperationPattern(FactRow):
 
     operation: OperationClass
     lines: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Concept(FactRow):
+    """Words with one meaning, in several languages. `words`: their patterns. `negated`: whether a negation before the
+    words does not matter, because they contain one, or because it is about something else."""
+
+    concept: Name
+    words: Patterns
+    negated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Statement(FactRow):
+    """What a person states about a failure. `sentence`: concepts that one sentence must state, within `near` characters
+    of the first one. `sentence_without`: concepts that this sentence must not state. `report`, `report_without`:
+    concepts that the log must state in any sentence, or must not state. `symptom`: what the statement shows."""
+
+    statement: Name
+    sentence: Annotated[tuple[Name, ...], Field(min_length=1)]
+    near: int = 400
+    symptom: SymptomClass | None = None
+    sentence_without: tuple[Name, ...] = ()
+    report: tuple[Name, ...] = ()
+    report_without: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Negation(FactRow):
+    """Patterns of the text right before words that it negates."""
+
+    before: Patterns
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -204,9 +238,11 @@ def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
     advisories, rows = {advisory.id: advisory for advisory in database.advisories()}, _rows()
     known = {*advisories, *rows}
     for row in rows.values():
+        for other in sorted(row.stated_by - {statement.statement for statement in statements()}):
+            raise FactsError(f"signature {row.id!r}: unknown statement {other!r} in stated_by")
         for other in sorted(row.yields_to - known - {ANY}):
             raise FactsError(f"signature {row.id!r} yields to {other!r}, which is not known", hint=near(other, known))
-        if row.id not in advisories and not (row.title and row.remedy and (row.lines or row.shown_by)):
+        if row.id not in advisories and not (row.title and row.remedy and (row.lines or row.shown_by or row.stated_by)):
             raise FactsError(f"{row.id!r} is not an advisory; a cause needs title, lines and remedy")
     return {
         **{
@@ -266,6 +302,29 @@ def gpu_context() -> Patterns:
 @cache
 def operation_patterns() -> tuple[OperationPattern, ...]:
     return fact_file_reader.rows("symptoms", "operations", OperationPattern)
+
+
+@cache
+def concepts() -> tuple[Concept, ...]:
+    return fact_file_reader.rows("statements", "concepts", Concept)
+
+
+@cache
+def statements() -> tuple[Statement, ...]:
+    """Raises FactsError if a statement names an unknown concept."""
+    rows, known = fact_file_reader.rows("statements", "statements", Statement), {row.concept for row in concepts()}
+    for row in rows:
+        for name in (*row.sentence, *row.sentence_without, *row.report, *row.report_without):
+            if name not in known:
+                raise FactsError(f"statement {row.statement!r}: unknown concept {name!r}", hint=near(name, known))
+    return rows
+
+
+@cache
+def negations() -> Patterns:
+    return tuple(
+        pattern for row in fact_file_reader.rows("statements", "negations", Negation) for pattern in row.before
+    )
 
 
 @cache

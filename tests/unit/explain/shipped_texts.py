@@ -42,7 +42,8 @@ def lazy_patterns() -> set[LazyPattern]:
         log_signatures.advice(), log_signatures.components(), log_signatures.system_messages(),
         log_signatures.error_families(), log_signatures.symptoms(), log_signatures.denials(),
         log_signatures.gpu_context(), log_signatures.operation_patterns(), log_signatures.hearsay(),
-        log_signatures._around("elsewhere"), log_signatures._around("mentions"),
+        log_signatures._around("elsewhere"), log_signatures._around("mentions"), log_signatures.concepts(),
+        log_signatures.negations(),
     )  # fmt: skip
     return set(patterns_in(tables))
 

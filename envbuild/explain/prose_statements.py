@@ -1,0 +1,104 @@
+"""Reads the statements of a person who describes a failure in prose, such as "RAM grows by 10 GB per epoch". Pure.
+
+The vocabulary is in facts/data/statements.yaml: concepts, which are groups of words in several languages, and
+statements, which are concepts that occur in one sentence, or anywhere in the report. So a statement is found whatever
+the order of its words. A concept does not count where it is negated ("memory does not grow") or from another run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from envbuild.explain import message_normalization
+from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.facts import log_signatures
+from envbuild.facts.log_signatures import Concept, Statement
+
+_MOST = 40
+"""Maximum number of lines that are read for one pattern of a concept."""
+_LONGEST = 400
+"""Maximum number of characters of a sentence. A longer text is not prose."""
+_END = re.compile(r"(?<=[.!?;])\s+|(?<=[^\x00-\x7f])[.!?;。]")
+_NEAR = 24
+"""Number of characters before a word in which a negation is searched."""
+_GROWN = 1.5
+"""The least growth of an amount of memory, as the last amount divided by the first, that shows a leak."""
+
+
+class ProseReader:
+    """Finds statements in one log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._places: dict[tuple[str, int], int] | None = None
+        self._known: dict[str, list[tuple[Line, str]]] = {}
+        self._concepts = {row.concept: row for row in log_signatures.concepts()}
+
+    def statements(self) -> dict[str, tuple[Line, ...]]:
+        """Returns the name of each statement in the log, with the lines that make it."""
+        found = {row.statement: tuple(dict.fromkeys(self._lines(row))) for row in log_signatures.statements()}
+        return {name: lines for name, lines in found.items() if lines}
+
+    def _lines(self, row: Statement) -> Iterator[Line]:
+        concepts = [self._concepts[name] for name in row.sentence]
+        absent = [self._concepts[name] for name in row.sentence_without]
+        elsewhere = [self._sentences(self._concepts[name]) for name in row.report]
+        if not all(elsewhere) or any(self._sentences(self._concepts[name]) for name in row.report_without):
+            return
+        for line, sentence in self._sentences(concepts[0]):
+            if _together(sentence, concepts, row.near) and not any(_spans(sentence, no) for no in absent):
+                yield line
+                yield from (found[0][0] for found in elsewhere)
+
+    def _sentences(self, concept: Concept) -> list[tuple[Line, str]]:
+        """Returns the sentences that state a concept, each with the line in which it begins or continues."""
+        if concept.concept not in self._known:
+            lines = [line for words in concept.words for line, _ in self._log.find(words, _MOST)]
+            self._known[concept.concept] = [
+                (line, sentence)
+                for line in dict.fromkeys(lines)
+                for sentence in self._texts(line)
+                if _spans(sentence, concept)
+            ]
+        return self._known[concept.concept]
+
+    def _texts(self, line: Line) -> Iterator[str]:
+        """Yields the sentences of a line, also as continued from the line before and on the next line."""
+        if self._places is None:
+            self._places = {(each.file, each.number): place for place, each in enumerate(self._log.lines)}
+        place = self._places[line.file, line.number]
+        around = [(each.file, each.text) for each in self._log.lines[max(0, place - 1) : place + 2]]
+        joined = [text for _, _, text in message_normalization.joined(around) if line.text.strip()[:40] in text]
+        for text in (line.text, *joined):
+            for sentence in _END.split(message_normalization.normalized(text)):
+                if sentence and len(sentence) <= _LONGEST:
+                    yield sentence
+
+
+def _together(sentence: str, concepts: Sequence[Concept], near: int) -> bool:
+    """Whether a sentence states all of these concepts, each at most `near` characters from the first one."""
+    first, *rest = ([*_spans(sentence, concept)] for concept in concepts)
+    return any(
+        all(any(end > start - near and begin < stop + near for begin, end in spans) for spans in rest)
+        for start, stop in first
+    )
+
+
+def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
+    """Returns where a sentence states a concept: not negated, and not as the report of another run."""
+    heard, negations = log_signatures.hearsay(), log_signatures.negations()
+    found = []
+    for words in concept.words:
+        for match in words.finditer(sentence):
+            before = sentence[: match.start()]
+            negated = not concept.negated and any(no.search(before[-_NEAR:]) for no in negations)
+            if not negated and _grown(match.groupdict()) and not any(other.search(before) for other in heard):
+                found.append(match.span())
+    return found
+
+
+def _grown(amounts: Mapping[str, str | None]) -> bool:
+    """Whether the second of two amounts (the groups `low` and `high`) is clearly larger. True if there are none."""
+    low, high = amounts.get("low"), amounts.get("high")
+    return low is None or high is None or float(high) >= _GROWN * max(float(low), 0.01)

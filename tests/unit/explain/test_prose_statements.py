@@ -1,0 +1,103 @@
+"""`explain`: what people state in prose."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.explain import cause_ranking, prose_statements
+from envbuild.explain.log_reader_and_search import Log
+from envbuild.facts import fact_file_reader, log_signatures
+from envbuild.util.errors import FactsError
+
+
+def statements(text: str) -> set[str]:
+    return set(prose_statements.ProseReader(Log(text.encode())).statements())
+
+
+def causes(text: str) -> list[str]:
+    return [match.id for match in cause_ranking.explain(Log(text.encode())).matches]
+
+
+@pytest.mark.parametrize(
+    ("text", "statement"),
+    [
+        ("while training, the host's RAM slowly fills up", "memory-rises"),
+        ("it climbs with every epoch, the RSS I mean", "memory-rises"),
+        ("VRAM goes up steadily\nduring inference of the model", "memory-rises"),
+        ("训练过程中，显存不断上升", "memory-rises"),
+        ("память растёт постоянно при обучении", "memory-rises"),
+        ("about 300 MB more RAM per epoch", "memory-per-step"),
+        ("memory went from 4 GB to 31 GB while training", "memory-two-amounts"),
+        ("the GPU waits for data most of the time", "waits-for-data"),
+        ("GPU utilization is 3 %\nbatches are read from NFS, num_workers=4", "idle-while-loading"),
+        ("GPU利用率一直很低\n数据读取用了 8 个进程", "idle-while-loading"),
+        ("the run hangs at step 10\nwith num_workers=0 everything runs", "works-without-workers"),
+        ("it freezes as soon as num_workers > 0", "hangs-with-workers"),
+        ("the answers are gibberish on two GPUs, and right on one GPU: no problem there", "garbled-on-several"),
+        ("双卡输出乱码，单卡正常", "garbled-on-several"),
+        ("it gets stuck with 2 gpus\nwith a single gpu it works", "hangs-on-several"),
+        ("rank 3 never enters the all_reduce", "rank-not-there"),
+        ("rank 0 还在保存，没有进入 barrier", "rank-not-there"),
+        ("the other ranks wait\nonly rank 0 calls the barrier", "others-wait"),
+        ("after disabling the IOMMU the transfers work", "works-without-peer-access"),
+    ],
+)
+def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str) -> None:
+    assert statement in statements(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "statement"),
+    [
+        ("while training, the RAM does not grow", "memory-rises"),
+        ("训练过程中显存没有增加", "memory-rises"),
+        ("memory grows during training and then stabilizes", "memory-rises"),
+        ("memory went from 20 GB to 21 GB while training", "memory-two-amounts"),
+        ("memory grows with the batch size during training", "memory-rises"),
+        ("GPU utilization is 98 %, num_workers=4", "idle-while-loading"),
+        ("one GPU is at 0 %, the others are at 100 %\nnum_workers=4", "idle-while-loading"),
+        ("the run hangs at step 10\nwith num_workers=0 it is not fixed", "works-without-workers"),
+        ("the answers are gibberish on two GPUs", "garbled-on-several"),
+        ("no garbage on two GPUs, and one GPU works", "garbled-on-several"),
+        ("every rank must enter the barrier, please make sure that none is missed", "rank-not-there"),
+        ("disabling the IOMMU did not help", "works-without-peer-access"),
+    ],
+)
+def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str) -> None:
+    assert statement not in statements(text)
+
+
+def test_a_statement_names_its_cause_and_shows_its_lines() -> None:
+    matches = cause_ranking.explain(Log(b"torch 2.4\nthe GPU is idle\ndecoding images takes most of the time")).matches
+    assert [(match.id, [line.number for line in match.lines]) for match in matches] == [("dataloader-stalled", [2, 3])]
+
+
+def test_growth_that_ends_in_an_error_is_the_cause_of_the_error() -> None:
+    full = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert causes(full) == ["gpu-memory"]
+    assert causes(f"the VRAM keeps growing with every step\n{full}") == ["memory-grows"]
+
+
+def test_a_long_log_without_prose_has_no_statements() -> None:
+    lines = "".join(f"step {n} | loss 2.31 | gpu mem 45 GB | 700 ms\n" for n in range(5000))
+    assert statements(lines) == set()
+
+
+def test_an_unknown_concept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = log_signatures.statements()[0]
+    strange = log_signatures.Statement(
+        statement="strange", sentence=("memmory",), source=row.source, status=row.status, as_of=row.as_of
+    )
+    real = fact_file_reader.rows
+    monkeypatch.setattr(
+        fact_file_reader,
+        "rows",
+        lambda name, kind, type_: (strange,) if kind == "statements" else real(name, kind, type_),
+    )
+    log_signatures.statements.cache_clear()
+    try:
+        with pytest.raises(FactsError, match="unknown concept 'memmory'") as error:
+            log_signatures.statements()
+        assert "memory" in (error.value.hint or "")
+    finally:
+        log_signatures.statements.cache_clear()
