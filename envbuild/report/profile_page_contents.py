@@ -321,9 +321,7 @@ def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
             holders.setdefault(layer.identity, []).append(other)
     found = [
         # the number of layers of a base image is not in the lock
-        PageLayer(
-            None if lock.image else number, layer.title, layer.bytes, tuple(holders.get(layer.identity, ()))
-        )
+        PageLayer(None if lock.image else number, layer.title, layer.bytes, tuple(holders.get(layer.identity, ())))
         for number, layer in enumerate(profile_and_image_diff.of_lock(name, lock).layers, 1)
     ]
     return Layers(tuple(sorted(found, key=lambda layer: -(layer.bytes or 0))), len(others))

@@ -30,6 +30,7 @@ from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
+from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError, LockError
 

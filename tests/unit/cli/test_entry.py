@@ -488,7 +488,7 @@ def test_the_shipped_lock_is_good_in_an_empty_folder(locked: Lock, elsewhere: Pa
 
 def test_an_audit_knows_the_shipped_lock(locked: Lock, elsewhere: Path) -> None:
     assert audit._expected("sample").lock == locked
-    labelled = audit._labelled(dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id}))
+    labelled = audit.contents_by_label(dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id}))
     assert labelled is not None
     assert (labelled.profile, labelled.lock, labelled.claimed) == ("sample", locked, True)
 

@@ -164,7 +164,7 @@ def test_layers_of_a_base_image_stay_as_they_are(
     first, second = manifest(registry)["layers"]
     assert first == {"mediaType": media_type, "digest": oci_types.digest_of(blob), "size": len(blob)}
     assert registry.blobs[first["digest"]] == blob
-    assert second["mediaType"] == zstd_push.LAYER
+    assert second["mediaType"] == oci_types.LAYER_ZSTD
     assert sizes == [one.layers[1].diff_size], "only the layer that is compressed needs space"
     registry.manifests.clear()
     registry.requests.clear()

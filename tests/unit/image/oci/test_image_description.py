@@ -28,6 +28,7 @@ from envbuild.image.oci.image_description import ImageDescription, ImageInputs, 
 from envbuild.lock import lock_file
 from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.lock.lock_file import PACKAGES, Lock
+from envbuild.registry import oci_types
 from envbuild.registry.image_content_reader import Config
 from envbuild.util import package_data
 from envbuild.util.errors import BuildError, LockError
@@ -333,6 +334,6 @@ def test_folders_of_a_base_image_keep_their_mode_and_owner(kind: str, expected: 
     last = found.layers[-1]
     assert isinstance(last.recipe, BaseImageFoldersLayer)
     assert [folder.path for folder in last.recipe.folders] == expected
-    assert (last.media_type, last.title) == (LAYER, "folders of the base image")
+    assert (last.media_type, last.title) == (oci_types.LAYER_GZIP, "folders of the base image")
     plain = on_base(lock, contents=replace(CONTENTS, odd_folders=(ODD["/op"],)))
     assert found.layers[:-1] == plain.layers == on_base(lock).layers, "the other layers are shared"
