@@ -18,7 +18,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
 from envbuild.resolve import profile_reader_and_overrides
 from unit import oracle
-from unit.lock.overridden import CUBLAS, NEW, OVERRIDE, installed, overridden_lock, write_wheels
+from unit.lock.overridden import CUBLAS, NEW, OVERRIDE, installed, installed_tool, overridden_lock, write_wheels
 from unit.support import PROFILE, deb, profile_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -139,6 +139,35 @@ def test_apptainer_finds_no_build_argument_in_a_variable(project: Path, value: s
     assert "{{" not in text
     script = sections_of(text)["environment"] + 'printf %s "$TEMPLATE"'
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == value
+
+
+PARSE = """
+import json, sys
+from spython.main.parse.parsers import SingularityParser
+(found,) = SingularityParser(sys.argv[1]).recipe.values()
+print(json.dumps([found.fromHeader, found.environ, found.install, found.cmd]))
+"""
+
+
+@pytest.fixture(scope="module")
+def spython(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_tool(tmp_path_factory.mktemp("spython"), "spython>=0.3.14,<0.4") / "python"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_another_parser_of_definitions_reads_the_same(name: str, spython: Path, tmp_path: Path) -> None:
+    """spython, a client of Singularity, which has the same format; Apptainer is not installed here. spython splits a
+    value with a line break, so only names are compared of the variables."""
+    lock, profile = golden_case(name)
+    (tmp_path / "sample.def").write_text(rendered("apptainer", lock, profile, name), encoding="utf-8")
+    command = [spython, "-c", PARSE, tmp_path / "sample.def"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    base, variables, post, start = json.loads(done.stdout)
+    assert base == (lock.image or f"debian:{lock.suite}-slim")
+    assert {one.partition("=")[0] for one in variables} >= set(lock.environment) - {"HOME", "USER"}
+    hashes = [line for line in post if " --hash=sha256:" in line]
+    assert len(hashes) == len({one.wheel.name for one in lock.wheels} - {"pip"})
+    assert start == 'exec python "$@"'
 
 
 def sections_of(text: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from packaging.utils import parse_wheel_filename
 
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
@@ -67,6 +68,19 @@ def installed(venv: Path, name: str = CUBLAS) -> str | None:
     found = sorted(venv.glob(f"lib/python3.*/site-packages/{name.replace('-', '_')}-*.dist-info"))
     assert len(found) < 2, found
     return found[0].name.removesuffix(".dist-info").rpartition("-")[2] if found else None
+
+
+def installed_tool(folder: Path, requirement: str) -> Path:
+    """Install a tool from the configured index in an environment of its own, and return its folder of programs. Skip
+    the test if the index does not have it."""
+    quiet([sys.executable, "-m", "venv", "--without-pip", folder / "venv"])
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python")]
+    command = [*pip, "install", "--quiet", "--retries", "0", "--only-binary", ":all:", requirement]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"{requirement} cannot be installed from the configured index: {error}")
+    return folder / "venv" / "bin"
 
 
 def quiet(words: Sequence[object]) -> None:

@@ -1,10 +1,12 @@
 """The exported files in the hands of the real tools: pip, uv and Poetry keep what a file says they keep, and no more.
 
-conda is not installed here: its file is read by its rules, and pip installs its part.
+conda is not installed here: rattler, a different implementation of conda's formats and solver, solves the packages of
+conda in the file, and pip installs its part.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -28,6 +30,7 @@ from .overridden import (
     OLD,
     comment_commands,
     installed,
+    installed_tool,
     overridden_lock,
     quiet,
     run_ok,
@@ -202,23 +205,7 @@ def poetry_program(tmp_path_factory: pytest.TempPathFactory) -> str:
     found = shutil.which("poetry")
     if found:
         return found
-    folder = tmp_path_factory.mktemp("poetry") / "venv"
-    quiet([sys.executable, "-m", "venv", folder])
-    command = [
-        str(folder / "bin" / "pip"),
-        "install",
-        "--quiet",
-        "--retries",
-        "0",
-        "--only-binary",
-        ":all:",
-        "poetry>=2,<3",
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"Poetry cannot be installed from the configured index: {error}")
-    return str(folder / "bin" / "poetry")
+    return str(installed_tool(tmp_path_factory.mktemp("poetry"), "poetry>=2,<3") / "poetry")
 
 
 @pytest.fixture
@@ -279,6 +266,57 @@ def test_pip_installs_the_wheels_of_the_conda_environment(lock: Lock, venv: Path
     [command] = comment_commands(text, "sed")
     run_ok(f"{command}; pip install torchvision; pip check", venv, tmp_path)
     assert installed(venv) == NEW
+
+
+# os._exit, because rattler's threads sometimes crash Python while it ends.
+SOLVE = """
+import asyncio, json, os, sys
+from rattler import MatchSpec, solve
+specs = [MatchSpec(text, strict=True) for text in sys.argv[2:]]
+try:
+    found = asyncio.run(solve([sys.argv[1]], specs, platforms=["linux-64", "noarch"], virtual_packages=[]))
+except Exception as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(1)
+print(json.dumps({one.name.normalized: str(one.version) for one in found}), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def rattler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_tool(tmp_path_factory.mktemp("rattler"), "py-rattler>=0.28,<0.29") / "python"
+
+
+def write_channel(folder: Path, *packages: tuple[str, str, list[str]]) -> str:
+    """Write a channel of conda with only an index, and return its URL. `packages`: name, version, requirements."""
+    rows = {
+        f"{name}-{version}-0.conda": {
+            "name": name, "version": version, "build": "0", "build_number": 0, "depends": depends,
+            "subdir": "linux-64", "md5": "0" * 32, "sha256": "0" * 64, "size": 1,
+        }
+        for name, version, depends in packages
+    }  # fmt: skip
+    for subdir, listed in (("linux-64", rows), ("noarch", {})):
+        (folder / subdir).mkdir(parents=True)
+        index = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": listed, "repodata_version": 1}
+        (folder / subdir / "repodata.json").write_text(json.dumps(index))
+    return folder.as_uri()
+
+
+def test_rattler_solves_the_packages_of_the_conda_environment(lock: Lock, rattler: Path, tmp_path: Path) -> None:
+    """A newer Python and pip of a channel are not taken instead of the lock's Python."""
+    document = yaml.safe_load(project_and_conda_export.conda_environment(lock, "sample"))
+    specs = [one for one in document["dependencies"] if isinstance(one, str)]
+    packages = [("python", f"{lock.python}.1", []), ("python", "3.99.0", []), ("pip", "24.0", ["python"])]
+    channel = write_channel(tmp_path / "channel", *packages)
+    command = [rattler, "-c", SOLVE, channel, *specs]
+    done = subprocess.run(command, capture_output=True, text=True, env={"HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"python": f"{lock.python}.1", "pip": "24.0"}
+    other = write_channel(tmp_path / "other", ("python", "3.99.0", []), ("pip", "24.0", ["python"]))
+    refused = subprocess.run([*command[:3], other, *specs], capture_output=True, text=True, env={"HOME": str(tmp_path)})
+    assert refused.returncode and f"python {lock.python}" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["4090", "true", "null", "1e3", "sample"])
