@@ -160,7 +160,7 @@ def test_another_parser_of_definitions_reads_the_same(name: str, spython: Path, 
     value with a line break, so only names are compared of the variables."""
     lock, profile = golden_case(name)
     (tmp_path / "sample.def").write_text(rendered("apptainer", lock, profile, name), encoding="utf-8")
-    command = [spython, "-c", PARSE, tmp_path / "sample.def"]
+    command = [str(spython), "-c", PARSE, str(tmp_path / "sample.def")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     base, variables, post, start = json.loads(done.stdout)
     assert base == (lock.image or f"debian:{lock.suite}-slim")

@@ -310,7 +310,7 @@ def test_rattler_solves_the_packages_of_the_conda_environment(lock: Lock, rattle
     specs = [one for one in document["dependencies"] if isinstance(one, str)]
     packages = [("python", f"{lock.python}.1", []), ("python", "3.99.0", []), ("pip", "24.0", ["python"])]
     channel = write_channel(tmp_path / "channel", *packages)
-    command = [rattler, "-c", SOLVE, channel, *specs]
+    command = [str(rattler), "-c", SOLVE, channel, *specs]
     done = subprocess.run(command, capture_output=True, text=True, env={"HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"python": f"{lock.python}.1", "pip": "24.0"}
