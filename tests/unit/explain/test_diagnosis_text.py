@@ -159,7 +159,7 @@ def test_every_kind_of_evidence_has_a_weight() -> None:
 
 BARE = {
     "hang": "torchrun train.py hangs at step 12",
-    "illegal-access": "CUDA error: an illegal memory access was encountered",
+    "illegal-access": "CUDA error: unspecified launch failure",
     "nan": "torch: loss: nan at step 3",
     "signal-abrt": "torch: received SIGABRT",
     "signal-bus": "python train.py with torch: Bus error",
