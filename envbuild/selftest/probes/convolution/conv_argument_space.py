@@ -232,6 +232,7 @@ def shape(point: Point) -> ConvShape:
         extra = output_padding(point)
         # Two more than the padding removes, so that the output is not empty.
         small = tuple(max(2 + before // s, n // s) for n, s, (before, _) in zip(sizes, stride, padding))
+        small = tuple(map(_reached_by_every_tap, small, kernel, stride, dilation, padding))
         reached = ((n - 1) * s + extent for n, s, extent in zip(small, stride, extents))
         large = tuple(n - 2 * before + more for n, (before, _), more in zip(reached, padding, extra))
     else:
@@ -245,6 +246,21 @@ def shape(point: Point) -> ConvShape:
         small = tuple((n - extent) // s + 1 for n, extent, s in zip(wide, extents, stride))
     numbers = images, groups, channels, filters
     return ConvShape(*numbers, large, small, kernel, stride, padding, dilation, transposed, extra, same)
+
+
+def _reached_by_every_tap(small: int, kernel: int, stride: int, dilation: int, padding: tuple[int, int]) -> int:
+    """Return the size of a dimension of the small tensor: `small`, or the next size for which every tap of a transposed
+    convolution reaches the output. The gradient of any other tap is 0, and oneDNN 3.12 (torch 2.13) does not write it
+    in bfloat16, on processors with AVX-512 and without AMX."""
+
+    def reaches(tap: int) -> bool:
+        places = (p * stride + tap * dilation - padding[0] for p in range(small))
+        large = (small - 1) * stride + dilation * (kernel - 1) + 1 - sum(padding)
+        return any(0 <= place < large for place in places)
+
+    while not all(map(reaches, range(kernel))):
+        small += 1
+    return small
 
 
 def has_bias(point: Point) -> bool:

@@ -79,6 +79,17 @@ def test_every_point_has_a_shape_of_bounded_work() -> None:
             assert products <= 8 * MOST_PRODUCTS, f"{what}: sizes grow for wide kernels, by so much at most"
 
 
+def test_every_tap_of_every_point_reaches_an_element() -> None:
+    for seed in range(20):
+        for point in pairwise_case_sampling.sample(OPERATION, 200, seed).points:
+            what = shape(with_usual(point))
+            dimensions = zip(what.kernel, what.stride, what.dilation, what.padding, what.small, what.large, strict=True)
+            for kernel, stride, dilation, (before, _), small, large in dimensions:
+                for tap in range(kernel):
+                    places = (place * stride + tap * dilation - before for place in range(small))
+                    assert any(0 <= place < large for place in places), what
+
+
 Kernel = Callable[..., torch.Tensor]
 
 
