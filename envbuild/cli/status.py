@@ -46,7 +46,7 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 @dataclass(frozen=True)
 class OutdatedPins:
     """The document of `status --outdated` for one profile; for several, a row of it. `pins`: those that have newer
-    versions. `reason`: why the profile or its lock is invalid."""
+    versions; the pin `base` is a base image whose tag has moved. `reason`: why the profile or its lock is invalid."""
 
     profile: str
     state: Literal["current", "outdated", "invalid"]
@@ -59,7 +59,8 @@ class OutdatedPins:
 @profile_argument("names", nargs=-1)
 @click.option(
     "--outdated", "asks_index", is_flag=True,
-    help="Ask the index which pins have newer patch releases, and which versions advisories require.",
+    help="Ask the index which pins have newer patch releases, and which versions advisories require; ask the registry "
+    "whether the tag of the base image has moved.",
 )  # fmt: skip
 @click.option(
     "--python",

@@ -155,7 +155,11 @@ def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, i
     stop = threading.Event()  # one failure, or Ctrl-C, also ends the other downloads
 
     def bring(title: str) -> None:
-        _download_layer(place, missing[title], functools.partial(show, title), stop)
+        try:
+            _download_layer(place, missing[title], functools.partial(show, title), stop)
+        except BaseException:
+            stop.set()
+            raise
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,25 @@ def test_a_part_that_is_longer_than_the_blob_is_discarded(registry: Registry) ->
         download(reference)
     assert not files() & {FIRST}
     assert sent(registry) == [len(LARGE.blobs[0])] * 2
+
+
+def test_a_failure_ends_the_other_downloads(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of earlier layers."""
+    reference, whole, count = LARGE.reference(registry), Repository.unchecked_blocks, [0]
+    del registry.blobs[oci_types.digest_of(LARGE.blobs[3])]
+
+    def slow(self: Repository, digest: str, start: int) -> Iterator[bytes]:
+        while digest == FIRST and count[0] < 100:
+            count[0] += 1
+            time.sleep(0.05)
+            yield b"x"
+        yield from whole(self, digest, start)
+
+    monkeypatch.setattr(Repository, "unchecked_blocks", slow)
+    with pytest.raises(NetworkError) as caught:
+        download(reference)
+    assert "has no blob" in str(caught.value.hint)
+    assert count[0] < 100
 
 
 def test_an_interruption_leaves_only_parts(registry: Registry) -> None:
