@@ -13,21 +13,21 @@ import pytest
 import zstandard
 
 from envbuild.image import debian_base_tar
-from envbuild.image.layers import layer_cache, venv_skeleton
+from envbuild.image.layers import base_image_contents, layer_cache, venv_skeleton
 from envbuild.image.layers.base_and_empty_venv_layers import VenvLayer
-from envbuild.image.layers.base_image_contents import BaseFolder
+from envbuild.image.layers.base_image_contents import BaseFolder, BaseLayerRef, base_contents
 from envbuild.image.layers.base_image_layers import (
     BaseBlobLayer,
     BaseImageFoldersLayer,
     BaseImageNvccLinksLayer,
     BaseImageVenvLayer,
 )
-from envbuild.image.layers.file_tree_of_layers import FolderOwnership
+from envbuild.image.layers.file_tree_of_layers import FolderOwnership, TreeFolder
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer, write_layer
 from envbuild.registry import oci_types
 from envbuild.util.errors import BuildError, HashMismatch
-from unit.image.base_images import ACTIVATE, CSH, debian, tar_of
+from unit.image.base_images import ACTIVATE, CSH, Blobs, debian, layers_in, tar_of
 from unit.support import sha
 
 TAR = tar_of({"a": b"a" * 3_000_000, "b": b"b"})
@@ -183,3 +183,21 @@ def test_folders_are_written_with_their_own_mode_and_owner() -> None:
     assert found == {**folders, "/usr": FolderOwnership()}
     other = BaseImageFoldersLayer((BaseFolder("/opt", FolderOwnership(0o1777)),))
     assert other.key != recipe.key != BaseImageFoldersLayer(recipe.folders[:2]).key
+
+
+def test_above_all_layers_a_folder_is_as_in_the_base_image() -> None:
+    """The layer of the virtual environment alone would change it."""
+    own, blobs = FolderOwnership(0o1777, 7, 8), Blobs()
+    refs = layers_in(blobs, {**debian(), "opt": own})
+    held = base_contents(blobs, refs, "3.11", {})
+    venv = BaseImageVenvLayer(held.interpreter, held.executable, held.version, held.templates)
+
+    def found(*recipes: LayerRecipe) -> FolderOwnership:
+        above = [layer for _, plain, layer in map(written, recipes) if blobs.add(plain)]
+        plain = [BaseLayerRef(layer.diff_id, layer.diff_size, layer.diff_id, "") for layer in above]
+        there = base_image_contents._read_tree(blobs, [*refs, *plain], "3.11").resolve("/opt")
+        assert there and isinstance(there[1], TreeFolder)
+        return there[1].ownership
+
+    assert found(venv) == FolderOwnership()
+    assert found(venv, BaseImageFoldersLayer(held.odd_folders)) == own
