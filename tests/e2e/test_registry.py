@@ -85,7 +85,7 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
     assert (again.code, again.document["image"]) == (0, done.document["image"]), f"{again.stdout}\n{again.stderr}"
 
 
-def test_the_release_of_a_devel_images_nvcc_is_read_from_its_layers(
+def test_a_tag_is_locked_to_its_digest_and_the_release_of_a_devel_images_nvcc_is_read_from_its_layers(
     indexed: Project, registry: Registry, quick: Proved, run_id: str, scratch: Path
 ) -> None:
     found = lock_file.read(quick.project.lock(quick.name))
@@ -96,12 +96,15 @@ def test_the_release_of_a_devel_images_nvcc_is_read_from_its_layers(
     member.size, member.mode = len(script), 0o755
     with tarfile.open(scratch / "devel.tar", "a") as tar:
         tar.addfile(member, io.BytesIO(script))
-    image = push_tar(registry.host, scratch / "devel.tar", registry.login, f"{registry.host}/e2e-{run_id}:devel")
+    tagged = f"{registry.host}/e2e-{run_id}:devel"
+    image = push_tar(registry.host, scratch / "devel.tar", registry.login, tagged)
     name = f"e2e-devel-{run_id}"
-    indexed.write(name, base={"image": image}, python="3.11", torch="2.7.1", gpus=["a100"], variant="devel",
+    indexed.write(name, base={"image": tagged}, python="3.11", torch="2.7.1", gpus=["a100"], variant="devel",
                   toolchain="base")  # fmt: skip
     done = indexed.run("build", name, "--json", DOCKER_CONFIG=str(registry.login))
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    locked = lock_file.read(indexed.lock(name))
+    assert locked and (locked.image, locked.image_tag) == (image, tagged)
     tag = done.document["tags"][0]
     assert "release 12.6" in docker("run", "--rm", "--network", "none", tag, "nvcc", "--version")
 
