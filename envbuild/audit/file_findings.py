@@ -6,6 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.collected_environment import Altered, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding, Severity
 from envbuild.facts import database
@@ -54,13 +55,15 @@ def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: Seve
 def _altered(held: Holdings, built: bool, severity: Severity) -> Iterator[Finding]:
     reported = {
         copy.path for copy in held.libraries if copy.record is False and copy.sha256
-    }  # these are reported by library_and_distribution_findings.cuda_library_findings
+    }  # these are reported by library_and_distribution_findings.cuda_library_findings, and so are the overwritten ones
+    overwritten = {(one.path, one.wanted) for one in library_and_distribution_findings.overwritten_libraries(held)}
     namespaces = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
     by_owner: dict[tuple[str, str], list[Altered]] = defaultdict(list)
     for item in held.altered:
         shared = item.path.endswith("/__init__.py") and item.sha256 in namespaces
         # a missing file counts only in an image built from a lock: elsewhere it may have been removed to save space
-        if item.path not in reported and not shared and (item.sha256 or built):
+        other = (item.path, item.owner.partition("==")[0]) not in overwritten
+        if item.path not in reported and other and not shared and (item.sha256 or built):
             by_owner[item.owner, item.by].append(item)
     for (owner, by), items in by_owner.items():
         source = "its wheel" if by == "wheel" else "its RECORD"

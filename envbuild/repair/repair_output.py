@@ -34,16 +34,24 @@ class ManualFix:
 
 
 @dataclass(frozen=True)
+class FixedProblem:
+    """A fault that is no advisory and that the plan fixes. `id`: that of the audit's finding, or driver-too-old."""
+
+    id: str
+    message: str
+
+
+@dataclass(frozen=True)
 class RepairDocument:
     """The document of `envbuild fix --json`.
 
     `state`: healthy, fixable or by-hand; after `--apply`, fixed. `profile`: the profile whose probes test the fix.
     `manager`: what manages the environment; for an image, "profile" if it was built from a known profile, otherwise
-    "image". `advisories`: the ones that the plan fixes; `absent`: the ones that the log shows but that cannot apply to
-    this environment. `overrides`: requirements for [tool.uv] override-dependencies of the project. `refused`: why
-    `--apply` would not run the commands. `dockerfile`: the lines that build a fixed image; `profile_change`: the lines
-    to write into the profile. `backup`: the folder that keeps the replaced files. `probes`: the results in the fixed
-    environment.
+    "image". `advisories`: the ones that the plan fixes; `problems`: other faults that it fixes; `absent`: the
+    advisories that the log shows but that cannot apply to this environment. `overrides`: requirements for [tool.uv]
+    override-dependencies of the project. `refused`: why `--apply` would not run the commands. `dockerfile`: the lines
+    that build a fixed image; `profile_change`: the lines to write into the profile. `backup`: the folder that keeps the
+    replaced files. `probes`: the results in the fixed environment.
     """
 
     target: str
@@ -51,6 +59,7 @@ class RepairDocument:
     profile: str | None
     manager: str
     advisories: tuple[AdvisoryRow, ...]
+    problems: tuple[FixedProblem, ...]
     absent: tuple[str, ...]
     commands: tuple[CommandDocument, ...]
     overrides: tuple[str, ...]
@@ -102,6 +111,7 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
         profile=profile,
         manager=plan.manager.kind,
         advisories=advisory_rows(plan.diagnosis),
+        problems=tuple(FixedProblem(*problem) for problem in plan.diagnosis.problems),
         absent=tuple(advisory.id for advisory in plan.diagnosis.absent),
         commands=tuple(commands),
         overrides=plan.overrides.requirements if plan.overrides else (),
@@ -150,6 +160,7 @@ def image_repair_document(plan: ImageRepairPlan, commands: Sequence[Command], pr
         profile=plan.profile,
         manager="profile" if plan.profile else "image",
         advisories=advisory_rows(plan.diagnosis),
+        problems=tuple(FixedProblem(*problem) for problem in plan.diagnosis.problems),
         absent=tuple(advisory.id for advisory in plan.diagnosis.absent),
         commands=tuple(CommandDocument(item.does, item.argv, item.text, item.shell) for item in commands),
         overrides=(),
@@ -197,6 +208,8 @@ def _found(diagnosis: Diagnosis) -> Iterator[str]:
     for advisory in diagnosis.advisories:
         yield f"Found: {advisory.id} ({advisory.severity}): {advisory.title}"
         yield f"  sources: {', '.join(advisory.cite[:2])}"
+    for ident, text in diagnosis.problems:
+        yield f"Found: {ident}: {text}"
     for advisory in diagnosis.absent:
         yield f"Ruled out here: {advisory.id}, which the log shows; versions or GPU of this environment do not match"
     for note in diagnosis.notes:

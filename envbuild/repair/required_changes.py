@@ -71,7 +71,8 @@ class Changes:
 @dataclass(frozen=True)
 class Diagnosis:
     """What is wrong with an environment. `advisories`: the ones to fix; `absent`: the ones that the log shows but that
-    cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes."""
+    cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes; `problems`: (id,
+    text) of each other fault that the changes fix."""
 
     advisories: tuple[Advisory, ...]
     absent: tuple[Advisory, ...]
@@ -79,6 +80,7 @@ class Diagnosis:
     by_hand: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     gpus: tuple[Gpu, ...]
+    problems: tuple[tuple[str, str], ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -123,8 +125,9 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
             if match.advisory is None
         ]
     return Diagnosis(
-        tuple(acted), absent, changes, tuple(dict.fromkeys(by_hand)), tuple(_notes(audited, found)), wanted.gpus
-    )
+        tuple(acted), absent, changes, tuple(dict.fromkeys(by_hand)), tuple(_notes(audited, found)), wanted.gpus,
+        tuple(_problems(audited, now, changes)),
+    )  # fmt: skip
 
 
 def _version_changes(
@@ -324,21 +327,41 @@ def is_leftover(copy: Copy) -> bool:
 
 # Ids of audit findings that the changes fix, or that an advisory covers.
 _COVERED = {
-    "left-behind", "modified-library", "overwritten-library", "wrong-apex", "cpu-only", "shadowed", "no-kernel",
+    "modified-library", "overwritten-library", "wrong-apex", "cpu-only", "no-kernel",
 }  # fmt: skip
 _NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the findings that only a different torch fixes
+
+
+def _is_covered(finding: Finding, audited: Audit, changes: Changes) -> bool:
+    """Whether the changes fix a finding of the audit."""
+    if finding.id == "left-behind":  # some are kept, because nothing else would be loaded
+        return any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
+    if finding.id == "shadowed":
+        pinned = {pin.library for pin in changes.pins}
+        copies = (copy for copy in audited.held.libraries if copy.loaded and copy.group in pinned)
+        # the variables of an image cannot be followed to its files from here
+        return not audited.wanted.image and any(finding.message.startswith(f"{copy} ") for copy in copies)
+    return finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch is not None)
+
+
+def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tuple[str, str]]:
+    """Yield (id, text) of each problem, except advisories, that the changes fix."""
+    for finding in audited.findings:
+        if finding.severity == "defect" and _is_covered(finding, audited, changes):
+            yield finding.id, finding.message
+    if changes.torch and now.driver and now.cuda and not _runs(now.cuda, now.driver):
+        minimum = database.driver_minimum(now.cuda).compatible
+        release = database.torch_release(changes.torch)
+        instead = f"; torch {changes.torch} is built for CUDA {release.cuda}" if release else ""
+        text = f"driver {now.driver} does not run CUDA {now.cuda}, for which torch {now.torch} was built"
+        yield "driver-too-old", f"{text}: it needs driver {minimum} or newer{instead}"
 
 
 def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) of each defect that no command fixes."""
     known = {advisory.id for advisory in database.advisories()}
     for finding in audited.findings:
-        covered = finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch)
-        if finding.id == "shadowed" and audited.wanted.image:  # its variables cannot be followed to files from here
-            covered = False
-        if finding.id == "left-behind":  # some may not be removed, because nothing else would be loaded
-            covered = any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
-        if finding.severity == "defect" and finding.id not in known and not covered:
+        if finding.severity == "defect" and finding.id not in known and not _is_covered(finding, audited, changes):
             yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
     if "apex" in changes.uninstall:
         yield (

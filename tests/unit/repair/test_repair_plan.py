@@ -287,6 +287,16 @@ def test_an_old_copy_on_ld_library_path_is_taken_off_it(tmp_path: Path, monkeypa
     assert place.plan().state == "healthy"
 
 
+def test_an_old_copy_without_a_known_fault_is_left_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = placed(tmp_path, good)
+    with_runpath(place)
+    place.made.put(tmp_path.resolve() / "old" / SONAMES["nccl"], library("nccl", "2.20.5"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path.resolve()}/old")
+    plan = place.plan(None)
+    assert plan.state == "by-hand"
+    assert any("unset LD_LIBRARY_PATH" in remedy for _, remedy in plan.diagnosis.by_hand)
+
+
 def test_a_copy_that_an_upgrade_left_is_removed(tmp_path: Path) -> None:
     place = placed(tmp_path, good)
     shutil.rmtree(next(place.site.glob("nvidia_cublas*")))

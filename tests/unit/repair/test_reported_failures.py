@@ -244,7 +244,7 @@ def test_a_wheel_for_cuda_13_that_overwrote_the_one_for_cuda_12_is_removed(tmp_p
     installed_by_uv(venv.prefix, "nvidia-nccl-cu13==2.28.9")
     assert nccl(venv) == "22809"
     audited = envbuild("audit", "--python", str(venv.prefix), "--gpu", "a100")
-    assert audited.code == 5 and "overwritten-library" in audited.stdout
+    assert audited.code == 5 and "overwritten-library" in audited.stdout and "modified-file" not in audited.stdout
     fix = ("fix", "--python", str(venv.prefix), "--gpu", "a100", "--json")
     before = contents(venv.files())
     document = envbuild(*fix, "--apply").document
@@ -253,6 +253,7 @@ def test_a_wheel_for_cuda_13_that_overwrote_the_one_for_cuda_12_is_removed(tmp_p
         ["uv", "pip", "uninstall", "nvidia-nccl-cu13"],
         ["uv", "pip", "install", "nvidia-nccl-cu12==2.26.2"],
     ]
+    assert [row["id"] for row in document["problems"]] == ["overwritten-library"]
     assert nccl(venv) == "22602"
     assert envbuild(*fix).document["state"] == "healthy"
     assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
@@ -285,6 +286,7 @@ def test_the_unrelated_apex_is_removed_and_the_real_one_named(tmp_path: Path) ->
     before = contents(venv.files())
     document = venv.fix("--apply")
     assert [row["argv"][-1] for row in document["commands"]] == ["apex"]
+    assert [row["id"] for row in document["problems"]] == ["wrong-apex"]
     assert any("git+https://github.com/NVIDIA/apex" in row["remedy"] for row in document["by_hand"])
     assert not (venv.site / "apex").exists() and not list(venv.site.glob("apex-*"))
     assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
@@ -317,6 +319,9 @@ def test_a_torch_that_is_too_new_for_the_driver_is_replaced_by_one_that_fits(tmp
     )
     venv = environment(tmp_path.resolve(), "torch==2.11.0", log=log)
     assert cuda_of(venv) == "2.11.0+cu130 13.0"
+    printed = envbuild("fix", str(venv.log), "--python", str(venv.prefix)).stdout
+    assert "Found: driver-too-old: driver 550.54.15 does not run CUDA 13.0, for which torch 2.11.0 was built" in printed
+    assert f"torch {OLDER_TORCH} is built for CUDA 12.8" in printed
     assert venv.fix("--apply")["state"] == "fixed"
     assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
     release = database.torch_release(OLDER_TORCH)
