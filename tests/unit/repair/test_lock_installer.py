@@ -16,6 +16,7 @@ from packaging.utils import parse_wheel_filename
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import file_digest
+from envbuild.lock import lock_file
 from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from envbuild.repair import lock_installer
@@ -23,7 +24,7 @@ from envbuild.repair.lock_installer import InstalledLock
 from envbuild.util.errors import BuildError, FileError, SystemFault
 from unit.repair import test_repair_run
 from unit.repair.test_repair_run import UV, Venv, contents, run
-from unit.support import PROFILE, envbuild, lock_for, plan_of
+from unit.support import PROFILE, envbuild, lock_for, plan_of, profile_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
 wheels, local_index = test_repair_run.wheels, test_repair_run.local_index
@@ -85,6 +86,22 @@ def test_the_override_holds_with_pip_and_with_uv(lock: Lock, folder: Path, monke
     monkeypatch.delenv("PIP_CONFIG_FILE")
     refused = subprocess.run(older, capture_output=True, text=True)
     assert refused.returncode and "conflicting dependencies" in refused.stderr, "pip reads the constraints by itself"
+
+
+def test_the_audit_of_an_installed_lock_is_clean(project: Path, lock: Lock, folder: Path) -> None:
+    """With the hashes of the locked wheels. A file that changed afterwards is reported."""
+    loaded = profile_of(project, PROFILE)
+    made = dataclasses.replace(lock, inputs=lock_file.inputs(plan_of(project, PROFILE)))
+    lock_file.write(made, loaded.lock_file, "sample")
+    assert envbuild("install", "sample", str(folder)).code == 0
+    audited = envbuild("audit", "--python", str(folder), "--profile", "sample", "--json")
+    assert (audited.code, audited.document["state"]) == (0, "clean"), audited.stdout
+    assert envbuild("install", "sample", str(folder), "--json").document["state"] == "up-to-date"
+    file = next(folder.glob("lib/python3.*/site-packages/torch/__init__.py"))
+    text = file.read_text()
+    file.unlink()
+    file.write_text(f"{text}# changed\n")
+    assert envbuild("audit", "--python", str(folder), "--profile", "sample").code == 5
 
 
 def test_repeating_it_changes_only_what_differs(lock: Lock, folder: Path) -> None:
