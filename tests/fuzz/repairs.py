@@ -1,22 +1,31 @@
-"""Targets: what `fix` reads in an environment of another author: pyproject.toml, conda's files, backups, libraries."""
+"""Targets: what `fix` reads in an environment of another author: pyproject.toml, conda's files, backups, libraries; and
+what the Python of another author's image says that the image contains."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from selftest.device import library
+from unit import oracle
 
+from envbuild.audit import collected_environment, environment_audit
+from envbuild.audit.environment_audit import Expected
+from envbuild.facts import database
 from envbuild.repair import (
     dynamic_loader_search,
     environment_manager_detection,
     file_backup,
+    image_repair_plan,
     repair_plan,
     requirement_edits,
 )
 from envbuild.repair.dynamic_loader_search import LoaderInput
-from fuzz.strategies import BYTES, files
+from fuzz.strategies import BYTES, files, trees
 from fuzz.target import Target
 
 PROJECTS = [
@@ -73,7 +82,67 @@ def _library(raw: bytes) -> None:
     dynamic_loader_search.loaded_files(LoaderInput(path, (path,), library_path=".:/nowhere", preload=path))
 
 
+def _copy(library: str, owner: str, sha256: str, **more: Any) -> dict[str, Any]:
+    path = f"/opt/venv/lib/python3.11/site-packages/nvidia/{library}/lib/lib{library}.so.12"
+    fixed = {"version": "12.1.3.1", "reported": None, "record": True, "loaded": True, "ways": ["environment"]}
+    name = f"lib{library}.so.12"
+    return {"library": library, "name": name, "path": path, "sha256": sha256 * 64, "owner": owner, **fixed, **more}
+
+
+_SITE = "/opt/venv/lib/python3.11/site-packages"
+_DISTRIBUTIONS = {
+    "torch": ("2.3.1", ["nvidia-cublas-cu12==12.1.3.1", "nvidia-nccl-cu12==2.20.5"]),
+    "nvidia-cublas-cu12": ("12.1.3.1", []), "nvidia-nccl-cu12": ("2.20.5", []), "nvidia-nccl-cu13": ("2.28.9", []),
+    "nvidia-cudnn-cu12": ("8.9.2.26", []), "apex": ("0.9.10.dev0", []), "pip": ("24.0", []),
+}  # fmt: skip
+_NCCL = _copy("nccl", "nvidia-nccl-cu13==2.28.9", "b")
+CONTENTS: dict[str, Any] = {
+    "kind": "holdings",
+    "python": {"version": "3.11.2", "executable": "/opt/venv/bin/python", "prefix": "/opt/venv", "markers": {}},
+    "distributions": [
+        {"name": name, "version": version, "folder": _SITE, "requires": requires}
+        for name, (version, requires) in _DISTRIBUTIONS.items()
+    ],
+    "altered": [{"path": _NCCL["path"], "owner": "nvidia-nccl-cu12==2.20.5", "sha256": "b" * 64, "by": "RECORD"}],
+    "torch": {"version": "2.3.1+cu121", "cuda": "12.1", "hip": None, "path": f"{_SITE}/torch/__init__.py",
+              "imported": True, "architectures": ["sm_90"], "failure": None},
+    "libraries": [
+        _copy("cublas", "nvidia-cublas-cu12==12.1.3.1", "a"), _NCCL,
+        _copy("cudnn", "nvidia-cudnn-cu12==8.9.2.26", "c", record=False),
+        _copy("cublas", "unowned", "d", record=None, path=f"{_SITE}/nvidia/old/libcublas.so.12"),
+    ],
+    "order": None, "apex": {"path": f"{_SITE}/apex", "parts": [], "compiled": []}, "variables": {}, "compat": [],
+    "machine": {"gpus": [], "driver": None}, "cut": False, "seconds": {},
+}  # fmt: skip
+_PROGRAMS = ("uv", "rm", "sed")
+
+
+def _image(given: Any) -> None:
+    """Each line of the Dockerfile is one instruction, as an independent parser reads it, and each RUN starts one of the
+    expected programs."""
+    held = collected_environment._parsed(given, "it")
+    wanted = Expected(gpus=(database.gpus()["h20"],))
+    plan = image_repair_plan.plan_image_repair(environment_audit.assess("team/train:1", held, wanted), None, "1000")
+    lines = [line for line in plan.dockerfile if "<<" not in line]  # a here-document for the parser, in quotes too
+    found = oracle.parse("\n".join(lines))
+    assert [one.keyword for one in found] == [line.partition(" ")[0] for line in lines]
+    assert {one.keyword for one in found} <= {"FROM", "USER", "RUN", "ENV"}
+    for line in lines:
+        if line.startswith("RUN "):
+            words = shlex.split(line.removeprefix("RUN "))
+            assert words[0] in (*_PROGRAMS, held.python.executable)
+            if words[0] == "sed":
+                assert [word for word in words if word in ("&&", ";", "|")] == ["&&"]
+            else:
+                assert shlex.join(words) == line.removeprefix("RUN ")
+                begin = ["uv", "pip", "install"] if words[0] == "uv" else [words[0], "-m", "pip", "install"]
+                more = words[len(begin) :] if words[: len(begin)] == begin else []
+                for word in (one for one in more if one != held.python.executable and not one.startswith("--")):
+                    assert re.fullmatch(r"(torch|nvidia-[a-z0-9-]+)==[0-9A-Za-z.+!_-]+", word), word
+
+
 TARGETS = (
+    Target("image to fix", trees([CONTENTS]), _image, 9),
     Target(
         "pyproject.toml",
         files(PROJECTS, (b"[tool.uv]\n", b"override-dependencies = [", b"]", b'"""', *BYTES)),
