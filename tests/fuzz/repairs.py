@@ -114,6 +114,8 @@ CONTENTS: dict[str, Any] = {
     "order": None, "apex": {"path": f"{_SITE}/apex", "parts": [], "compiled": []}, "variables": {}, "compat": [],
     "machine": {"gpus": [], "driver": None}, "cut": False, "seconds": {},
 }  # fmt: skip
+# Paths that a shell would split or run without quotes.
+SPACED: dict[str, Any] = json.loads(json.dumps(CONTENTS).replace("/opt/venv", "/opt/$(id) a'b; c"))
 _PROGRAMS = ("uv", "rm", "sed")
 
 
@@ -142,7 +144,7 @@ def _image(given: Any) -> None:
 
 
 TARGETS = (
-    Target("image to fix", trees([CONTENTS]), _image, 9),
+    Target("image to fix", trees([CONTENTS, SPACED]), _image, 9),
     Target(
         "pyproject.toml",
         files(PROJECTS, (b"[tool.uv]\n", b"override-dependencies = [", b"]", b'"""', *BYTES)),
