@@ -757,5 +757,6 @@ def test_a_run_outside_a_container_is_recorded_as_such(verified: Environment) ->
 def test_options_that_do_not_fit_are_refused(environment: Environment) -> None:
     assert envbuild("status", "--python", str(environment.folder)).code == 2
     assert envbuild("verify", "--python", str(environment.folder)).code == 2
-    assert envbuild("verify", "host/x", "--python", str(environment.folder), "--evidence", "x").code == 2
+    for words in (("--rebuild",), ("--base", "host/y"), ("--from", "host/y")):
+        assert envbuild("verify", "host/x", "--python", str(environment.folder), *words).code == 2
     assert environment.record("--level", "quick").code == 2
