@@ -204,7 +204,10 @@ def verify_environment(
     """
     fetched, bad = list[Envelope](), list[Refusal]()
     if reference and policy.keys:
-        fetched, bad = _environment_envelopes(reference)
+        try:
+            fetched, bad = _environment_envelopes(reference)
+        except Refusal as refusal:
+            bad = [refusal]
     from_files = trusted_statements.believe(given, policy.keys, None)
     believed = trusted_statements.believe([*given, *fetched], policy.keys, None)
     verdict, changed = Verdict(None), list[Reason]()
@@ -240,7 +243,8 @@ def verify_environment(
 
 
 def _environment_envelopes(reference: Reference) -> tuple[list[Envelope], list[Refusal]]:
-    """Return the envelopes about environments at a tag or digest of a repository, and the refusals of invalid ones."""
+    """Return the envelopes about environments at a tag or digest of a repository, and the refusals of invalid ones.
+    Raises NetworkError if there is no such tag, and Refusal if its manifest is invalid."""
     place = Repository(reference)
     target = reference.digest or reference.tag or ENVIRONMENT
     if place.manifest(target) is None:

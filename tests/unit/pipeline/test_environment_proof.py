@@ -21,6 +21,7 @@ from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
 from envbuild.pipeline import environment_proof, push_save_and_load
 from envbuild.pipeline.model import StepResult
+from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.repair import lock_installer
@@ -534,6 +535,16 @@ def test_without_a_key_no_registry_is_asked(verified: Environment, registry: Reg
     registry.requests.clear()
     done = envbuild("verify", f"{registry.host}/team/sample", "--python", str(verified.folder))
     assert done.code == 5 and "key" in done.stderr and registry.requests == []
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"layers": 1}', b'{"manifests": [], "layers": []}'])
+def test_an_invalid_manifest_is_a_reason(verified: Environment, registry: Registry, raw: bytes) -> None:
+    """A valid file still verifies the environment, so that nobody who writes to a registry can prevent that."""
+    registry.manifests["environment"] = (oci_types.MANIFEST, raw)
+    done = verify(verified, registry, "--json")
+    assert (done.code, [one["id"] for one in done.document["reasons"]]) == (5, ["malformed"]), done.stderr
+    (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
+    assert verify(verified, registry, "--evidence", str(file)).code == 0
 
 
 def test_an_image_is_not_verified_by_an_environments_tag(verified: Environment, registry: Registry) -> None:
