@@ -35,7 +35,7 @@ class ManualFix:
 
 @dataclass(frozen=True)
 class FixedProblem:
-    """A fault that is no advisory and that the plan fixes. `id`: that of the audit's finding, or driver-too-old."""
+    """A fault without an advisory that the plan fixes. `id`: that of the audit's finding, or driver-too-old."""
 
     id: str
     message: str
