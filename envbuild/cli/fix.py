@@ -11,7 +11,7 @@ import click
 from envbuild.cli import audit as audit_command
 from envbuild.cli.command_options import json_option, judged_gpus_option
 from envbuild.cli.console import emit
-from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
+from envbuild.util.errors import CheckFailed, EnvbuildError, FileError, UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.audit.collected_environment import Holdings
@@ -91,11 +91,29 @@ def command(
         again = None if applied else shlex.join(["envbuild", "fix", *logs, *models, "--python", plan.target, "--apply"])
         for line in repair_output.repair_lines(plan, torch, prove, again):
             click.echo(printable(line))
+        if other := _line_for_driver(plan, profile):
+            click.echo(f"Or start again, with a profile for this driver: envbuild install {other} NEW_FOLDER")
     document = repair_output.repair_document(plan, prove, profile)
     if applied and not plan.diagnosis.healthy:
         document = _apply(plan, held, document, as_json)
     if as_json:
         emit(document)
+
+
+def _line_for_driver(plan: RepairPlan, profile: str | None) -> str | None:
+    """Return the line of a GPU's profile that supports the driver, if the driver is too old for the installed torch;
+    otherwise None. A profile with errors has no lines."""
+    from envbuild.repair.required_changes import DRIVER_TOO_OLD
+    from envbuild.resolve import cuda_line_lookup
+
+    driver = plan.diagnosis.driver
+    if not profile or not driver or all(ident != DRIVER_TOO_OLD for ident, _ in plan.diagnosis.problems):
+        return None
+    try:
+        lines = cuda_line_lookup.gpu_lines(profile)
+    except EnvbuildError:
+        return None
+    return next((line.profile for line in lines if line.refusal(driver) is None), None)
 
 
 def _show_image_fix(reference: str, logs: tuple[str, ...], gpus: Sequence[Gpu], as_json: bool) -> None:

@@ -21,10 +21,12 @@ from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
-from envbuild.facts.fact_field_types import VersionRange
+from envbuild.facts.fact_field_types import VersionRange, is_version
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.resolve import advisory_remedy
 
+DRIVER_TOO_OLD = "driver-too-old"
+"""The id of the problem that the driver does not run the CUDA version of torch."""
 _MOST_ROUNDS = 5
 
 
@@ -72,7 +74,7 @@ class Changes:
 class Diagnosis:
     """What is wrong with an environment. `advisories`: the ones to fix; `absent`: the ones that the log shows but that
     cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes; `problems`: (id,
-    text) of each other fault that the changes fix."""
+    text) of each other fault that the changes fix. `driver`: the driver that the environment is judged for."""
 
     advisories: tuple[Advisory, ...]
     absent: tuple[Advisory, ...]
@@ -81,6 +83,7 @@ class Diagnosis:
     notes: tuple[str, ...]
     gpus: tuple[Gpu, ...]
     problems: tuple[tuple[str, str], ...] = ()
+    driver: str | None = None
 
     @property
     def healthy(self) -> bool:
@@ -126,7 +129,7 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
         ]
     return Diagnosis(
         tuple(acted), absent, changes, tuple(dict.fromkeys(by_hand)), tuple(_notes(audited, found)), wanted.gpus,
-        tuple(_problems(audited, now, changes)),
+        tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
 
 
@@ -253,9 +256,10 @@ def _nearest_release(present: str | None, now: Situation) -> str | None:
 
 
 def _runs(cuda: str, driver: str) -> bool:
-    """Whether a driver is at least the oldest one that runs programs of this CUDA major version."""
+    """Whether a driver is at least the oldest one that runs programs of this CUDA major version. True if `driver`
+    is not a version: it may be any text in a log or from an environment."""
     minimum = database.driver_minimum(cuda).compatible
-    return minimum is None or Version(driver) >= Version(minimum)
+    return minimum is None or not is_version(driver) or Version(driver) >= Version(minimum)
 
 
 def _damaged(held: Holdings, replaced: set[str]) -> tuple[str, ...]:
@@ -354,7 +358,7 @@ def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tupl
         release = database.torch_release(changes.torch)
         instead = f"; torch {changes.torch} is built for CUDA {release.cuda}" if release else ""
         text = f"driver {now.driver} does not run CUDA {now.cuda}, for which torch {now.torch} was built"
-        yield "driver-too-old", f"{text}: it needs driver {minimum} or newer{instead}"
+        yield DRIVER_TOO_OLD, f"{text}: it needs driver {minimum} or newer{instead}"
 
 
 def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:

@@ -381,6 +381,14 @@ def test_a_driver_that_is_too_old_gets_an_older_torch(place: Place) -> None:
     assert torch and tuple(map(int, torch.split("."))) < (2, 11)
 
 
+def test_a_driver_that_is_not_a_version_is_passed_over(place: Place) -> None:
+    """The environment's Python says which driver it found."""
+    held = place.held()
+    machine = held.machine.model_copy(update={"gpus": ["NVIDIA H20"], "driver": "newest"})
+    plan = place.plan(None, held.model_copy(update={"machine": machine}))
+    assert plan.diagnosis.problems == () and plan.state == "fixable"
+
+
 HOSTILE = "$(touch hacked); `touch hacked` '; touch hacked #"
 
 

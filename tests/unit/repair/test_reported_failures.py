@@ -322,6 +322,7 @@ def test_a_torch_that_is_too_new_for_the_driver_is_replaced_by_one_that_fits(tmp
     printed = envbuild("fix", str(venv.log), "--python", str(venv.prefix)).stdout
     assert "Found: driver-too-old: driver 550.54.15 does not run CUDA 13.0, for which torch 2.11.0 was built" in printed
     assert f"torch {OLDER_TORCH} is built for CUDA 12.8" in printed
+    assert "a profile for this driver: envbuild install a100-cu12 NEW_FOLDER" in printed
     assert venv.fix("--apply")["state"] == "fixed"
     assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
     release = database.torch_release(OLDER_TORCH)
