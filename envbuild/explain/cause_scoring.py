@@ -42,7 +42,8 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
         (True, (*signature.hints, *hints_of_facts)),
     ):
-        found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, signature.never, heard)}
+        never = (*signature.never, *log_signatures.denials()) if hints else signature.never
+        found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, never, heard)}
         if not hints:
             stated = [line for name in sorted(signature.stated_by) for line in known.statements.get(name, ())]
             found |= {line for line in stated if not any(no.search(line.text) for no in signature.never)}
