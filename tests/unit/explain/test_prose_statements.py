@@ -40,6 +40,11 @@ def causes(text: str) -> list[str]:
         ("rank 0 还在保存，没有进入 barrier", "rank-not-there"),
         ("the other ranks wait\nonly rank 0 calls the barrier", "others-wait"),
         ("after disabling the IOMMU the transfers work", "works-without-peer-access"),
+        ("a tensor that is copied from gpu 0 to gpu 1 arrives as all zeros", "copy-arrives-wrong"),
+        ("two nodes hang\nwith NCCL_IB_DISABLE=1 it works", "works-without-rdma"),
+        ("it died with a bus error\n--shm-size=16g fixed it", "works-with-shared-memory"),
+        ("it was killed\nafter loading half of the checkpoint shards", "killed-while-loading"),
+        ("die Auslastung ist gut, aber der Speicherverbrauch steigt bei jedem Schritt", "memory-rises"),
     ],
 )
 def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str) -> None:
@@ -61,6 +66,10 @@ def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str
         ("no garbage on two GPUs, and one GPU works", "garbled-on-several"),
         ("every rank must enter the barrier, please make sure that none is missed", "rank-not-there"),
         ("disabling the IOMMU did not help", "works-without-peer-access"),
+        ("two nodes hang\nNCCL_IB_DISABLE=1 did not help", "works-without-rdma"),
+        ("docker run --shm-size=16g works as expected", "works-with-shared-memory"),
+        ("the loss increases after each epoch and the memory is 10 GB", "memory-rises"),
+        ("each epoch needs 10 GB of memory", "memory-per-step"),
     ],
 )
 def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str) -> None:
@@ -101,3 +110,13 @@ def test_an_unknown_concept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "memory" in (error.value.hint or "")
     finally:
         log_signatures.statements.cache_clear()
+
+
+def test_no_concept_and_no_statement_is_unused() -> None:
+    statements = log_signatures.statements()
+    used = {
+        name for row in statements for name in (*row.sentence, *row.sentence_without, *row.report, *row.report_without)
+    }
+    assert {row.concept for row in log_signatures.concepts()} == used
+    named = {name for row in log_signatures.signatures().values() for name in row.stated_by}
+    assert {row.statement for row in statements if not row.symptom} <= named
