@@ -42,6 +42,8 @@ class ProseReader:
 
     def _lines(self, row: Statement) -> Iterator[Line]:
         concepts = [self._concepts[name] for name in row.sentence]
+        if not self._sentences(concepts[0]):
+            return
         absent = [self._concepts[name] for name in row.sentence_without]
         elsewhere = [self._sentences(self._concepts[name]) for name in row.report]
         if not all(elsewhere) or any(self._sentences(self._concepts[name]) for name in row.report_without):

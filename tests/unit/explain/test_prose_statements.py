@@ -120,3 +120,7 @@ def test_no_concept_and_no_statement_is_unused() -> None:
     assert {row.concept for row in log_signatures.concepts()} == used
     named = {name for row in log_signatures.signatures().values() for name in row.stated_by}
     assert {row.statement for row in statements if not row.symptom} <= named
+
+
+def test_an_amount_in_a_strange_form_is_no_error() -> None:
+    assert statements("memory went from 1.2.3 GB to 4.5..6 GB while training") <= {"memory-two-amounts"}
