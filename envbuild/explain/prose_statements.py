@@ -15,6 +15,8 @@ from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.facts import log_signatures
 from envbuild.facts.log_signatures import Concept, Statement
 
+_MOST_LINES = 20_000
+"""Maximum number of lines of a log in which statements are read. A longer log is the output of a program."""
 _MOST = 40
 """Maximum number of lines that are read for one pattern of a concept."""
 _LONGEST = 400
@@ -36,7 +38,9 @@ class ProseReader:
         self._concepts = {row.concept: row for row in log_signatures.concepts()}
 
     def statements(self) -> dict[str, tuple[Line, ...]]:
-        """Returns the name of each statement in the log, with the lines that make it."""
+        """Returns the name of each statement in the log, with the lines that make it; none in a long log."""
+        if len(self._log.lines) > _MOST_LINES:
+            return {}
         found = {row.statement: tuple(dict.fromkeys(self._lines(row))) for row in log_signatures.statements()}
         return {name: lines for name, lines in found.items() if lines}
 

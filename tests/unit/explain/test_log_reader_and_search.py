@@ -14,9 +14,6 @@ from envbuild.facts import database, log_signatures
 from envbuild.facts.fact_field_types import SearchPattern
 from unit.explain import corpus
 
-BUDGET = 1.0
-"""Seconds for ten megabytes; a test fails at five times as much."""
-
 
 def every_pattern() -> set[SearchPattern]:
     rows = log_signatures.signatures().values()
@@ -128,8 +125,11 @@ def test_the_text_that_a_pattern_requires(pattern: str, needed: tuple[bytes, ...
     assert required_texts.computed_texts(re.compile(pattern, re.IGNORECASE | re.ASCII)) == needed
 
 
-@pytest.mark.parametrize("kind", ["training", "words", "repeats", "binary", "one line"])
-def test_ten_megabytes_in_a_second(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "budget"), [("training", 1.0), ("words", 2.0), ("repeats", 1.0), ("binary", 1.0), ("one line", 1.0)]
+)
+def test_ten_megabytes_in_the_processor_time_of_its_budget(kind: str, budget: float) -> None:
+    """`words` is the worst case: a log that consists of the words of all patterns."""
     rng = random.Random(1)
     vocabulary = words()
     raw = {
@@ -142,4 +142,4 @@ def test_ten_megabytes_in_a_second(kind: str) -> None:
     cause_ranking.explain(log_reader_and_search.Log(b"x"))  # reads the facts
     begin = time.process_time()
     cause_ranking.explain(log_reader_and_search.Log(raw))
-    assert time.process_time() - begin < 10 * BUDGET  # on shared processors, waiting for memory counts too
+    assert time.process_time() - begin < 10 * budget  # on shared processors, waiting for memory counts too
