@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from envbuild.explain import message_normalization
 from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.facts import log_signatures
-from envbuild.facts.log_signatures import Concept, Statement
+from envbuild.facts.log_signatures import Concept, ProseStatement
 
 _MOST_LINES = 20_000
 """Maximum number of lines of a log in which statements are read. A longer log is the output of a program."""
@@ -44,7 +44,7 @@ class ProseReader:
         found = {row.statement: tuple(dict.fromkeys(self._lines(row))) for row in log_signatures.statements()}
         return {name: lines for name, lines in found.items() if lines}
 
-    def _lines(self, row: Statement) -> Iterator[Line]:
+    def _lines(self, row: ProseStatement) -> Iterator[Line]:
         concepts = [self._concepts[name] for name in row.sentence]
         if not self._sentences(concepts[0]):
             return

@@ -135,7 +135,7 @@ class Concept(FactRow):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Statement(FactRow):
+class ProseStatement(FactRow):
     """What a person states about a failure. `sentence`: concepts that one sentence must state, within `near` characters
     of the first one. `sentence_without`: concepts that this sentence must not state. `report`, `report_without`:
     concepts that the log must state in any sentence, or must not state. `symptom`: what the statement shows."""
@@ -310,9 +310,9 @@ def concepts() -> tuple[Concept, ...]:
 
 
 @cache
-def statements() -> tuple[Statement, ...]:
+def statements() -> tuple[ProseStatement, ...]:
     """Raises FactsError if a statement names an unknown concept."""
-    rows, known = fact_file_reader.rows("statements", "statements", Statement), {row.concept for row in concepts()}
+    rows, known = fact_file_reader.rows("statements", "statements", ProseStatement), {row.concept for row in concepts()}
     for row in rows:
         for name in (*row.sentence, *row.sentence_without, *row.report, *row.report_without):
             if name not in known:

@@ -94,7 +94,7 @@ def test_a_long_log_without_prose_has_no_statements() -> None:
 
 def test_an_unknown_concept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     row = log_signatures.statements()[0]
-    strange = log_signatures.Statement(
+    strange = log_signatures.ProseStatement(
         statement="strange", sentence=("memmory",), source=row.source, status=row.status, as_of=row.as_of
     )
     real = fact_file_reader.rows
