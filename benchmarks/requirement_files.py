@@ -1,0 +1,180 @@
+"""Measures which share of 40 public requirement files resolves under the pins of the profile h20.
+
+python benchmarks/requirement_files.py FOLDER     writes benchmarks/results/requirement_files.md and .json
+
+FOLDER contains a git repository OWNER+NAME/repo for each repository. The rule that picks the files was written before the
+code that reads them: it takes the repositories whose issues and pull requests the facts of envbuild cite as sources
+(OWNER/NAME#NUMBER or a URL, in envbuild/facts/data), in alphabetical order, as far as a snapshot of at most 500 MiB
+can be had; of each, at most two files at the root, in alphabetical order, with one of these names: requirements*.txt,
+requirements*.in, environment*.yml, environment*.yaml, uv.lock, pylock*.toml, or pyproject.toml with a table [project];
+the first 40 of these files. Whether a file resolves is not part of the rule. No file is committed: only its repository,
+commit, name and outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from machine import write
+
+from envbuild.lock import lock_creation_and_update, lock_file
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.util.errors import EnvbuildError, NetworkError
+
+PROFILE = "h20"
+FILES = 40
+PER_REPOSITORY = 2
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parent / "envbuild" / "facts" / "data"
+_CITED = re.compile(
+    r"\b([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)#[0-9]+|github\.com/([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)/(?:issues|pull)"
+)
+_NAMES = re.compile(r"requirements[^/]*\.(txt|in)|environment[^/]*\.ya?ml|uv\.lock|pylock[^/]*\.toml|pyproject\.toml")
+
+# The class of a failure, by a text of its message; the first that matches counts.
+CLASSES = (
+    ("names a source that no index has (git, URL or folder)", r"a URL cannot be locked|does not have this source"),
+    ("installs the project itself (-e or a path)", r"option -e|--editable|is not a requirement"),
+    ("not a file that envbuild reads", r"is not a requirements file|no table \[project\]|no project of its own|dynamic"),
+    ("apex, which must be compiled", r"NVIDIA's is built from source"),
+    ("a package without a wheel for this Python and platform", r"no usable wheels|no wheels|has no wheel|only a pre-release"),
+    ("a version far behind the newest release", r"far behind|behind [0-9]"),
+    ("a name that the index does not have", r"was not found in|not found in the package registry"),
+    ("needs another Python", r"(Python>=|Python<|requires-python|current Python version)"),
+    ("needs another torch", r"torch(vision|audio)?[=<>!~]"),
+    ("two wheels install the same file", r"install the same|same path|both install"),
+    ("requirements that contradict each other", r"cannot be resolved together"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one file. `requirements`: how many packages it names; `left_out`: how many of its lines are
+    ignored, with a note; `failure`: the class of the failure, empty if the file resolves; `detail`: the first sentence
+    of the message."""
+
+    repository: str
+    commit: str
+    file: str
+    requirements: int
+    left_out: int
+    failure: str
+    detail: str
+
+
+def cited_repositories() -> list[str]:
+    """The repositories that the facts cite, in alphabetical order without regard to case."""
+    found = {
+        (match[1] or match[2]).removesuffix(".git")
+        for file in sorted(DATA.glob("*.yaml"))
+        for match in _CITED.finditer(file.read_text(encoding="utf-8"))
+    }
+    return sorted(found, key=str.lower)
+
+
+def _git(repository: Path, *words: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(repository), *words], check=True, capture_output=True, text=True, errors="replace"
+    ).stdout
+
+
+def picked_files(folder: Path) -> Iterator[tuple[str, str, str, str]]:
+    """The files of the rule: repository, commit, name and text of each."""
+    for repository in cited_repositories():
+        place = folder / repository.replace("/", "+") / "repo"
+        if not place.is_dir():
+            continue
+        commit = _git(place, "rev-parse", "HEAD").strip()
+        taken = 0
+        for name in sorted(_git(place, "ls-tree", "--name-only", "HEAD").splitlines()):
+            if taken == PER_REPOSITORY or not _NAMES.fullmatch(name):
+                continue
+            try:
+                text = _git(place, "show", f"HEAD:{name}")
+            except subprocess.CalledProcessError:  # the snapshot lacks large files
+                continue
+            if name == "pyproject.toml" and not re.search(r"^\[project\]", text, re.MULTILINE):
+                continue
+            taken += 1
+            yield repository, commit, name, text
+
+
+def failure_class(text: str) -> str:
+    """The class of an error message."""
+    return next((name for name, pattern in CLASSES if re.search(pattern, text)), "other")
+
+
+def tried(repository: str, commit: str, name: str, text: str) -> Outcome:
+    """Resolve one file under the profile's pins, with the profile's lock as the previous one."""
+    requirements = left_out = 0
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / repository.partition("/")[2].lower().replace(".", "-") / name
+        file.parent.mkdir()
+        file.write_text(text, encoding="utf-8")
+        os.chdir(file.parent)
+        try:
+            before = lock_file.read(profile_reader_and_overrides.load(PROFILE).known_lock)
+            loaded = profile_reader_and_overrides.load(PROFILE, None, file)
+            requirements, left_out = len(loaded.profile.packages) - 1, len(loaded.notes)
+            lock_creation_and_update.update_lock(plan_resolver.resolve(loaded), before)
+        except EnvbuildError as error:
+            if isinstance(error, NetworkError) and "did not answer" in error.message:
+                raise
+            faults = [f"{fault.file or ''}: {fault.message}" for fault in error.faults]
+            whole = "\n".join([error.message, *faults, error.hint or ""])
+            detail = " ".join((faults or [error.hint or error.message])[0].split())
+            return Outcome(repository, commit, name, requirements, left_out, failure_class(whole), detail[:160])
+        finally:
+            os.chdir(HERE)
+    return Outcome(repository, commit, name, requirements, left_out, "", "")
+
+
+def page(outcomes: list[Outcome]) -> list[str]:
+    """The page of results, as lines of Markdown."""
+    good = sum(not one.failure for one in outcomes)
+    classes = Counter(one.failure for one in outcomes if one.failure)
+    return [
+        "# Public requirement files under the pins of h20",
+        "",
+        f"{good} of {len(outcomes)} files resolve. Made by `python benchmarks/requirement_files.py FOLDER`; its docstring has",
+        "the rule that picks the files. Lines that contradict the profile's pins are left out with a note, and count as left",
+        "out here.",
+        "",
+        "| files | why they do not resolve |",
+        "|---|---|",
+        *(f"| {count} | {name} |" for name, count in classes.most_common()),
+        "",
+        "| repository | commit | file | requirements | left out | outcome |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {one.repository} | {one.commit[:12]} | {one.file} | {one.requirements or '-'} | {one.left_out or '-'} "
+            f"| {one.failure or 'resolves'} |"
+            for one in outcomes
+        ),
+    ]
+
+
+def main() -> None:
+    outcomes = []
+    for number, picked in enumerate(picked_files(Path(sys.argv[1]))):
+        if number == FILES:
+            break
+        outcomes.append(tried(*picked))
+        print(outcomes[-1].repository, outcomes[-1].file, "-", outcomes[-1].failure or "resolves", flush=True)
+    (HERE / "results" / "requirement_files.json").write_text(
+        json.dumps([asdict(one) for one in outcomes], indent=1) + "\n", encoding="utf-8"
+    )
+    write("requirement_files", page(outcomes))
+
+
+if __name__ == "__main__":
+    main()
