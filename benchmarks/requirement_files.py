@@ -13,6 +13,7 @@ commit, name and outcome.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -43,7 +44,7 @@ _NAMES = re.compile(r"requirements[^/]*\.(txt|in)|environment[^/]*\.ya?ml|uv\.lo
 # The class of a failure, by a text of its message; the first that matches counts.
 CLASSES = (
     ("names a source that no index has (git, URL or folder)", r"a URL cannot be locked|does not have this source"),
-    ("installs the project itself (-e or a path)", r"option -e|--editable|is not a requirement"),
+    ("installs the project itself (-e or a path)", r"option -e|--editable"),
     ("not a file that envbuild reads", r"is not a requirements file|no table \[project\]|no project of its own|dynamic"),
     ("apex, which must be compiled", r"NVIDIA's is built from source"),
     ("a package without a wheel for this Python and platform", r"no usable wheels|no wheels|has no wheel|only a pre-release"),
@@ -87,6 +88,17 @@ def _git(repository: Path, *words: str) -> str:
     ).stdout
 
 
+_INCLUDED = re.compile(r"(.*/)?requirements?([^/]*|/[^/]*)\.(txt|in)")
+
+
+def included_files(repository: Path) -> Iterator[tuple[str, str]]:
+    """Path and text of the files of a repository that a requirements file may include."""
+    for name in _git(repository, "ls-tree", "-r", "--name-only", "HEAD").splitlines():
+        if _INCLUDED.fullmatch(name):
+            with contextlib.suppress(subprocess.CalledProcessError):  # the snapshot lacks large files
+                yield name, _git(repository, "show", f"HEAD:{name}")
+
+
 def picked_files(folder: Path) -> Iterator[tuple[str, str, str, str]]:
     """The files of the rule: repository, commit, name and text of each."""
     for repository in cited_repositories():
@@ -113,13 +125,15 @@ def failure_class(text: str) -> str:
     return next((name for name, pattern in CLASSES if re.search(pattern, text)), "other")
 
 
-def tried(repository: str, commit: str, name: str, text: str) -> Outcome:
-    """Resolve one file under the profile's pins, with the profile's lock as the previous one."""
+def tried(snapshot: Path, repository: str, commit: str, name: str, text: str) -> Outcome:
+    """Resolve one file under the profile's pins, with the profile's lock as the previous one. `snapshot`: the git
+    repository, for files that it includes."""
     requirements = left_out = 0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / repository.partition("/")[2].lower().replace(".", "-") / name
-        file.parent.mkdir()
-        file.write_text(text, encoding="utf-8")
+        for path, own in (*included_files(snapshot), (name, text)):
+            (file.parent / path).parent.mkdir(parents=True, exist_ok=True)
+            (file.parent / path).write_text(own, encoding="utf-8")
         os.chdir(file.parent)
         try:
             before = lock_file.read(profile_reader_and_overrides.load(PROFILE).known_lock)
@@ -168,7 +182,7 @@ def main() -> None:
     for number, picked in enumerate(picked_files(Path(sys.argv[1]))):
         if number == FILES:
             break
-        outcomes.append(tried(*picked))
+        outcomes.append(tried(Path(sys.argv[1]) / picked[0].replace("/", "+") / "repo", *picked))
         print(outcomes[-1].repository, outcomes[-1].file, "-", outcomes[-1].failure or "resolves", flush=True)
     (HERE / "results" / "requirement_files.json").write_text(
         json.dumps([asdict(one) for one in outcomes], indent=1) + "\n", encoding="utf-8"

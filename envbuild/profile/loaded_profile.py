@@ -20,7 +20,7 @@ PIN = "--pin"
 class LoadedProfile:
     """A profile with its name and file. `document`: its values, each with file and line. `plain`: the profile without
     the versions from --pin; None if that option is not used. `notes`: lines of a requirements file that are left out,
-    each with the reason."""
+    each with the reason. `constraints`: bounds from the files that it names with -c."""
 
     name: str
     file: Path
@@ -29,6 +29,7 @@ class LoadedProfile:
     meant: Meant | None = None
     plain: Profile | None = None
     notes: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
 
     @property
     def cli_words(self) -> str:

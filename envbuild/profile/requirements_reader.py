@@ -1,5 +1,8 @@
 """Reads a project's requirements file, each requirement with its line. Included files must be inside the project.
 
+Accepted are pip's requirements.txt, pyproject.toml, and the files of environment_and_lock_file_readers. URLs of indexes in
+a file are never used: packages come from the indexes that pip and uv are configured with.
+
 A file outside the project is read if the command line or a lock names it, but no message quotes its text: it may be
 any file of the machine.
 """
@@ -10,14 +13,17 @@ import codecs
 import os
 import re
 import tomllib
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from pydantic import TypeAdapter, ValidationError
 
-from envbuild.facts import misleading_packages
+from envbuild.facts import database, misleading_packages
+from envbuild.profile.environment_and_lock_file_readers import Entry, marker_applies, reader_of
 from envbuild.profile.value_types import PackageSpec, requirement_problem
 from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_and_project_paths import Place, display, home, inside, regular
@@ -25,9 +31,25 @@ from envbuild.util.yaml_and_project_paths import Place, display, home, inside, r
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[= ]\S+")
 _INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
+_CONSTRAINTS = re.compile(r"^(-c|--constraint)[= ]?\s*(\S+)$")
+_INDEX = r"(--index-url|--extra-index-url|--pypi-url|--find-links|--trusted-host|-i|-f)"
+_ON_A_LINE = re.compile(rf"\s{_INDEX}[= ]\s*\S+")
+"""pip takes these options only on lines of their own; they are also ignored after a requirement, where people write
+them."""
+_IGNORED = (
+    (re.compile(rf"^{_INDEX}([= ]|$)|^--no-index$"), "packages come from the indexes that pip or uv is configured with"),
+    (re.compile(r"^--(no-binary|only-binary|prefer-binary|no-build-isolation|use-pep517|require-hashes)\b"),
+     "only wheels are locked, each with its sha256"),
+    (re.compile(r"^--pre$"), "a pre-release is locked only if a requirement names one"),
+    (re.compile(r"^--(use-feature|no-cache-dir|quiet|progress-bar|timeout|retries)\b"), "it changes no version"),
+)  # fmt: skip
+"""Options of pip without effect on a lock, each with the reason."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MAX_BYTES = 1_000_000
+MAX_LOCK_BYTES = 8_000_000
+"""A uv.lock or pylock.toml has a line for each file of each package: with 200 packages it has 2 MB."""
 MAX_REQUIREMENTS = 2000
+MAX_ENTRIES = 20_000
 MAX_INCLUDES = 100
 """The most includes, direct and indirect, of one requirements file. Without a limit, a chain of thirty files that each
 include the next one twice would be read a billion times."""
@@ -35,30 +57,34 @@ include the next one twice would be read a billion times."""
 
 @dataclass(frozen=True)
 class Requirements:
-    """The requirements of a file, each with file and line. `faults`: lines that cannot be locked; `notes`: parts of the
-    file that are ignored; `quotable`: whether messages may quote the file's text."""
+    """The requirements of a file, each with file and line. `constraints`: bounds of packages that are installed for
+    another reason (-c); `faults`: lines that cannot be locked; `notes`: parts of the file that are ignored; `quotable`:
+    whether messages may quote the file's text."""
 
     lines: list[tuple[str, Place]] = field(default_factory=list)
+    constraints: list[tuple[str, Place]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     quotable: bool = True
 
 
-ACCEPTED = "accepted: a requirements.txt (pip's format) or a pyproject.toml, for example --requirements pyproject.toml"
+ACCEPTED = (
+    "accepted: a requirements.txt (pip's format), a pyproject.toml, a uv.lock, a pylock.toml or conda's environment.yml, "
+    "for example --requirements pyproject.toml"
+)
 _OTHER_FILES = (
     ({"poetry.lock"}, "To write a requirements.txt: poetry export --without-hashes -o requirements.txt"),
-    ({"uv.lock"}, "To write a requirements.txt: uv export --no-hashes --no-emit-project -o requirements.txt"),
     ({"pdm.lock"}, "To write a requirements.txt: pdm export --without-hashes -o requirements.txt"),
     ({"Pipfile", "Pipfile.lock"}, "To write a requirements.txt: pipenv requirements > requirements.txt"),
-    ({".yml", ".yaml"}, "For an existing conda environment: envbuild init NAME --from-env PATH"),
     ({".py", ".cfg", ".json", ".whl", ".zip", ".gz"},
      "To write a requirements.txt, in the project's environment: pip freeze > requirements.txt"),
 )  # fmt: skip
 """Files of other tools, by name or suffix, each with a hint on how to get a requirements file."""
 
 
-def read(file: Path) -> Requirements:
-    """Read a requirements.txt, with the files that it includes by -r, or the dependencies of a pyproject.toml.
+def read(file: Path, python: str = "3.11") -> Requirements:
+    """Read a requirements.txt, with the files that it includes by -r and -c, or the dependencies of a pyproject.toml, a
+    uv.lock, a pylock.toml or an environment.yml. `python`: the release of Python for which a lock is read.
 
     Does not open included files outside the project. Raises ProfileError if `file` itself cannot be read, if its name
     is that of another tool's file, or if it has too many requirements.
@@ -71,19 +97,52 @@ def read(file: Path) -> Requirements:
     except ProfileError as error:
         raise ProfileError(error.message, hint=ACCEPTED) from error
     found = Requirements(quotable=file.resolve().is_relative_to(home(Path.cwd() / file.name).resolve()))
-    if file.suffix == ".toml":
+    entries = reader_of(file.name)
+    if entries:
+        try:
+            lines = iter(list(_entries(file, entries(text, display(file), python), found, python)))
+        except ProfileError as error:
+            own = error.message if found.quotable else f"{display(file)} cannot be read as a file of its kind"
+            raise ProfileError(own, hint=ACCEPTED, faults=error.faults if found.quotable else ()) from None
+    elif file.suffix == ".toml":
         lines = _pyproject(file, text, found)
     else:
-        lines = _lines(file, text, _project(file), (), found, iter(range(MAX_INCLUDES)))
+        lines = _lines(file, text, _project(file), (), found, iter(range(MAX_INCLUDES)), python)
     for line, place in islice(lines, MAX_REQUIREMENTS + 1):
         problem = None if found.quotable else _problem(line)
         if problem:
             found.faults.append(Fault(problem, place.file, place.line))
         else:
             found.lines.append((line, place))
-    if len(found.lines) > MAX_REQUIREMENTS:
+    constraints = list(found.constraints)
+    found.constraints.clear()
+    for line, place in constraints:
+        problem = _problem(line)
+        if problem:
+            found.faults.append(Fault(problem, place.file, place.line))
+        else:
+            found.constraints.append((line, place))
+    if max(len(found.lines), len(constraints)) > MAX_REQUIREMENTS:
         raise ProfileError(f"{display(file)} has more than {MAX_REQUIREMENTS} requirements")
     return found
+
+
+def _entries(file: Path, entries: Iterator[Entry], found: Requirements, python: str) -> Iterator[tuple[str, Place]]:
+    """The requirements among the entries of a file. The lines of a section for pip are read as those of a
+    requirements.txt."""
+    name, root, left = display(file), _project(file), iter(range(MAX_INCLUDES))
+    for entry in islice(entries, MAX_ENTRIES):
+        place = Place(name, entry.line)
+        shown = entry.name if found.quotable else "this entry"
+        if entry.option:
+            text = "\n" * (entry.line - 1) + entry.option
+            yield from _lines(file, text, root, (), found, left, python)
+        elif entry.note:
+            found.notes.append(f"{name}:{entry.line}: {shown} is left out: {entry.note}")
+        elif entry.fault:
+            found.faults.append(Fault(f"{shown}: {entry.fault}", place.file, place.line))
+        else:
+            yield entry.requirement, place
 
 
 _PACKAGE: TypeAdapter[str] = TypeAdapter(PackageSpec)
@@ -108,9 +167,10 @@ def _project(file: Path) -> Path:
 def _text(file: Path) -> str:
     """Read a file as UTF-8, or in the encoding of its byte order mark, as pip does: PowerShell writes UTF-16."""
     try:
-        raw = regular(file, MAX_BYTES)
-        if len(raw) > MAX_BYTES:
-            raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
+        most = MAX_LOCK_BYTES if file.name == "uv.lock" or file.name.startswith("pylock.") else MAX_BYTES
+        raw = regular(file, most)
+        if len(raw) > most:
+            raise ProfileError(f"{display(file)} is larger than {most} bytes")
         return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise ProfileError(f"{display(file)} cannot be read: invalid {error.encoding.upper()}") from None
@@ -120,10 +180,10 @@ def _text(file: Path) -> str:
 
 
 def _lines(
-    file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int]
+    file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int], python: str
 ) -> Iterator[tuple[str, Place]]:
     """The requirements of one file and its includes. `root`: the folder that includes must be inside; `left`: how many
-    more files may be included."""
+    more files may be included; `python`: the release of Python."""
     name, faults = display(file), found.faults
     if _HASH.search(text):
         found.notes.append(
@@ -137,7 +197,16 @@ def _lines(
             waiting = waiting[:-1]
             continue
         line, waiting = _HASH.sub("", waiting).strip(), ""
-        include = _INCLUDE.match(line)
+        if not line.startswith("-") and _ON_A_LINE.search(line):
+            line = _ON_A_LINE.sub("", line).strip()
+            found.notes.append(f"{name}:{number}: the index option is ignored: {_IGNORED[0][1]}")
+        ignored = next((reason for pattern, reason in _IGNORED if pattern.match(line)), None)
+        if ignored:
+            shown = f"option {line.split()[0].partition('=')[0]}" if found.quotable else "an option"
+            found.notes.append(f"{name}:{number}: {shown} is ignored: {ignored}")
+            continue
+        bounds = _CONSTRAINTS.match(line)
+        include = bounds or _INCLUDE.match(line)
         if include:
             if next(left, None) is None:
                 faults.append(Fault(f"more than {MAX_INCLUDES} files are included", name, number))
@@ -152,7 +221,14 @@ def _lines(
             if target in (*seen, file.resolve()):
                 faults.append(Fault("includes itself", name, number))
                 continue
-            yield from _lines(target, included, root, (*seen, file.resolve()), found, left)
+            inner = _lines(target, included, root, (*seen, file.resolve()), found, left, python)
+            if bounds:
+                found.constraints += islice(inner, MAX_REQUIREMENTS + 1)
+            else:
+                yield from inner
+        elif folder := _FOLDER.match(line):
+            shown = folder[1] if found.quotable else "a folder"
+            found.notes.append(f"{name}:{number}: {shown} is left out: {_OWN_FOLDER}")
         elif line.startswith("-"):
             shown = f"option {line.split()[0].partition('=')[0]}" if found.quotable else "this option"
             option = f"{shown} is not supported in this file: {_ELSEWHERE}"
@@ -162,11 +238,38 @@ def _lines(
                 else None
             )
             faults.append(Fault(meant or option, name, number))
-        elif line:
-            yield line, Place(name, number)
+        elif line and not _is_for_another_platform(line, python):
+            yield _torch_of_address(line), Place(name, number)
 
 
-_ELSEWHERE = "set indexes and find-links in the configuration of pip or uv; install editable packages in a child image"
+_ELSEWHERE = "remove it, or install an editable package in a child image or under extensions"
+_OWN_FOLDER = "it is a folder of the project; install it in a child image. Its own dependencies are not read"
+_FOLDER = re.compile(r"^(?:(?:-e|--editable)[= ]?\s*)?(\.{1,2}(?:/[^\s\[;]*)?)(?:\[[^]]*\])?\s*(?:;.*)?$")
+
+
+def _is_for_another_platform(line: str, python: str) -> bool:
+    """Whether the marker of an address excludes linux/amd64 or the profile's Python. A requirement of an index keeps
+    its marker, which the resolver evaluates."""
+    address, _, marker = line.partition(";")
+    if "://" not in address or not marker.strip():
+        return False
+    try:
+        return not marker_applies(marker.strip(), python)
+    except ProfileError:
+        return False
+
+
+def _torch_of_address(line: str) -> str:
+    """The requirement torch==2.6.0 for the address of a wheel of torch, torchvision or torchaudio, because the profile
+    has its own torch; any other line unchanged."""
+    address = line.partition(";")[0].strip().rpartition(" ")[2].partition("#")[0]
+    if "://" not in address or not address.endswith(".whl"):
+        return line
+    try:
+        name, version, _, _ = parse_wheel_filename(urllib.parse.unquote(address.rpartition("/")[2]))
+    except InvalidWheelFilename:
+        return line
+    return f"{name}=={version}" if name in database.torch_index().packages else line
 
 
 def _pyproject(file: Path, text: str, found: Requirements) -> Iterator[tuple[str, Place]]:

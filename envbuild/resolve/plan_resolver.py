@@ -164,7 +164,10 @@ def resolve(loaded: LoadedProfile) -> Plan:
         apt=tuple(sorted(set(profile.apt))),
         core=(*TOOLS, _torch(profile)),
         packages=tuple(profile.packages),
-        constraints=tuple(f"{name}=={version}" for name, version in choice.pinned.items() if name not in overridden),
+        constraints=(
+            *(f"{name}=={version}" for name, version in choice.pinned.items() if name not in overridden),
+            *loaded.constraints,
+        ),
         overrides=tuple(f"{name}=={choice.pinned[name]}" for name in sorted(overridden)),
         environment=dict(sorted({**_environment(suite, choice, kept), **profile.env}.items())),
         choice=choice,

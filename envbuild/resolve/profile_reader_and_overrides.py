@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -22,7 +23,7 @@ from envbuild.profile.project_test_shapes_and_script import read_script
 from envbuild.resolve import malformed_profile_contradictions
 from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import Fault, ProfileError
-from envbuild.util.yaml_and_project_paths import Document
+from envbuild.util.yaml_and_project_paths import Document, Place
 
 _KEYS = ("torch", "python", "cuda")
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
@@ -32,7 +33,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     """Find and read a profile by name or path. `pins` replace its versions of libraries, torch, Python or packages.
 
     `<profile>-devel` is the devel variant of a profile, with its own lock and Dockerfile. `wanted` is a project's
-    requirements.txt or pyproject.toml: its packages are added to the profile's, under the name `<profile>-<folder of
+    requirements file or lock (see requirements_reader): its packages are added to the profile's, under the name `<profile>-<folder of
     the file>`, and the lock and Dockerfile are written to the working folder. Once locked, that name alone is enough.
     Raises ProfileError with all faults, each with its file and line.
     """
@@ -65,7 +66,8 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
         )
         merged = yaml_and_project_paths.merge(merged, variant)
     notes: list[str] = []
-    faults += _require(merged, wanted, pins, notes) if wanted else []
+    constraints: list[str] = []
+    faults += _require(merged, wanted, pins, notes, constraints) if wanted else []
     plain = (
         tried(yaml_and_project_paths.without(merged, [("selftest", "script")])) if pins else None
     )  # the script is read later
@@ -82,8 +84,9 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
         raise profile_error(meant.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
     return LoadedProfile(
-        meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes)
-    )
+        meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes),
+        tuple(constraints),
+    )  # fmt: skip
 
 
 def ignored_uv_settings(found: Iterable[LoadedProfile]) -> list[str]:
@@ -95,24 +98,81 @@ def ignored_uv_settings(found: Iterable[LoadedProfile]) -> list[str]:
     )
 
 
-def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str]) -> list[Fault]:
+def _require(
+    merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str], constraints: list[str]
+) -> list[Fault]:
     """Append a project's requirements to the profile's packages, each with its file and line; return the faults. A line
-    that contradicts an exact version from --pin or the profile is left out (except for its extras), which `notes`
-    reports."""
+    that contradicts an exact version from --pin or the profile, or a library that the profile's torch requires, is left
+    out (except for its extras), which `notes` reports. `constraints` receives the bounds that the file names with
+    -c."""
     packages = merged.data.setdefault("packages", [])
-    found = requirements_reader.read(wanted)
+    found = requirements_reader.read(wanted, str(merged.data.get("python", "3.11")))
     notes += found.notes
     exact = _exact(merged, pins)
+    torch = exact["torch"][0] if "torch" in exact else ""
+
+    def kept(text: str, place: Place) -> str:
+        overruled = _overruled(text, exact, pins) or _made_for_another_torch(text, torch, exact)
+        if overruled is None:
+            return text
+        left, reason = overruled
+        notes.append(f"{place.file}:{place.line}: {text if found.quotable else 'this line'} is left out: {reason}")
+        return left
+
     for text, place in found.lines if isinstance(packages, list) else ():
-        overruled = _overruled(text, exact, pins)
-        if overruled:
-            left, reason = overruled
-            notes.append(f"{place.file}:{place.line}: {text if found.quotable else 'this line'} is left out: {reason}")
-            text = left
-        if text:
+        requirement = kept(text, place)
+        if requirement:
             merged.places[("packages", len(packages))] = place
-            packages.append(text)
+            packages.append(requirement)
+    for text, place in found.constraints:
+        if kept(text, place) == text:
+            constraints.append(text)
     return found.faults
+
+
+def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
+    """If a requirement belongs to another torch than the profile's, return what remains of it and the reason; otherwise
+    None. `torch`: the profile's release. `pip freeze` and locks name torch's libraries and companions exactly: CUDA's
+    libraries, triton, torchvision and torchaudio."""
+    requirement, release = _parsed(text), database.torch_release(torch)
+    if requirement is None or release is None or not requirement.specifier:
+        return None
+    name = str(canonicalize_name(requirement.name))
+    if name in exact:
+        return None
+    if name != "torch" and name in database.torch_index().packages:
+        pinned = any(one.operator in ("==", "===") for one in requirement.specifier)
+        if not pinned or _fits_torch(requirement, release.version):
+            return None
+        return requirement.name, f"the profile has torch {torch}, and the version that belongs to it is chosen"
+    library = database.library_of(name)
+    own = {str(canonicalize_name(one)): bound for one, bound in {**release.pins, **release.expands_to}.items()}
+    if name in own:
+        versions = [one.version for one in requirement.specifier if one.operator == "=="]
+        bound = SpecifierSet(str(own[name]))
+        if not versions or all(bound.contains(version.removesuffix(".*"), prereleases=True) for version in versions):
+            return None
+        return "", f"torch {torch} requires {name}{bound}"
+    if library and database.is_cuda_library(name) and name != database.distribution_of(library, release.cuda):
+        return "", f"torch {torch} is built for CUDA {release.cuda}, and has its own {library}"
+    return None
+
+
+def _fits_torch(requirement: Requirement, torch: str) -> bool:
+    """Whether an exact version of torchvision or torchaudio belongs to a torch release, by the numbers of their
+    releases: torchaudio 2.x has torch's, torchvision 0.N belongs to torch 2.(N-15)."""
+    wanted = Version(torch)
+    for one in requirement.specifier:
+        if one.operator not in ("==", "===") or not is_version(one.version.removesuffix(".*")):
+            continue
+        version = Version(one.version.removesuffix(".*"))
+        if version.local:
+            return False
+        minor = version.minor - 15 if requirement.name.lower() == "torchvision" else version.minor
+        major = 2 if requirement.name.lower() == "torchvision" and version.major == 0 else version.major
+        if (major, minor) != (wanted.major, wanted.minor):
+            return False
+    return True
 
 
 ORDER = "--pin takes precedence over the profile, and the profile over the requirements file"

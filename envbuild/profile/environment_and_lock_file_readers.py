@@ -1,0 +1,225 @@
+"""Reads uv.lock, pylock.toml (PEP 751) and conda's environment.yml as requirements for pip. Pure.
+
+Only what installs on linux/amd64 with the profile's Python counts. Optional dependencies and dependency groups of the
+project are left out, as for a pyproject.toml. Packages that an index cannot have are faults, each with its line.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
+from packaging.utils import canonicalize_name
+
+from envbuild.util import yaml_and_project_paths
+from envbuild.util.errors import ProfileError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a file. Exactly one of the texts is set: `requirement`: as pip writes it; `option`: a line of the
+    pip section of an environment.yml; `note`: why the entry is left out; `fault`: why it cannot be locked. `name`: the
+    package, for messages."""
+
+    line: int
+    name: str = ""
+    requirement: str = ""
+    option: str = ""
+    note: str = ""
+    fault: str = ""
+
+
+_ELSEWHERE = (
+    "the index does not have this source: name a release, compile it (extensions:), or install it in a child image"
+)
+
+
+def _environment(python: str) -> dict[str, str]:
+    """The values of markers for linux/amd64. The patch release of Python is taken to be the newest."""
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.99",
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.99",
+        "python_version": python,
+        "sys_platform": "linux",
+        "extra": "",
+    }
+
+
+def marker_applies(marker: object, python: str) -> bool:
+    """Whether a marker holds for linux/amd64 and no extra. Raises ProfileError for an invalid marker."""
+    if marker is None:
+        return True
+    try:
+        values: dict[str, Any] = {**_environment(python), "extras": set(), "dependency_groups": set()}
+        return Marker(str(marker)).evaluate(values, context="lock_file" if "extras" in str(marker) else "metadata")
+    except (InvalidMarker, UndefinedEnvironmentName, RecursionError, ValueError):
+        raise ProfileError("invalid marker") from None
+
+
+def _tables(text: str, key: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[int]]:
+    """The document, its tables [[key]] and their lines. Raises ProfileError if the file does not have this form."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        where = re.search(r"at line [0-9]+, column [0-9]+", str(error))
+        raise ProfileError(f"{name} is not valid TOML {where[0] if where else ''}".rstrip()) from None
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise ProfileError(f"{name} has no tables [[{key}]]", hint="give the file as the tool wrote it")
+    lines = [text.count("\n", 0, match.start()) + 1 for match in re.finditer(rf"^\[\[{key}\]\]", text, re.MULTILINE)]
+    return document, found, lines if len(lines) == len(found) else [1] * len(found)
+
+
+def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
+    """The packages of a pylock.toml. Raises ProfileError if it is not one."""
+    _, packages, lines = _tables(text, "packages", name)
+    for package, line in zip(packages, lines, strict=True):
+        known, version = package.get("name"), package.get("version")
+        if not isinstance(known, str) or not marker_applies(package.get("marker"), python):
+            continue
+        if {"vcs", "directory", "archive"} & package.keys() or not isinstance(version, str):
+            yield Entry(line, known, fault=_ELSEWHERE)
+        else:
+            yield Entry(line, known, requirement=f"{known}=={version}")
+
+
+def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
+    """The packages of a uv.lock that the project needs, each with its locked version. Raises ProfileError if the file
+    is not a uv.lock, or has several projects of which none is in its folder."""
+    _, packages, lines = _tables(text, "package", name)
+    places = {id(package): line for package, line in zip(packages, lines, strict=True)}
+    named: dict[str, list[dict[str, Any]]] = {}
+    for package in packages:
+        named.setdefault(str(canonicalize_name(str(package.get("name", "")))), []).append(package)
+    roots = [package for package in packages if _folder(package) == "."]
+    if not roots:
+        raise ProfileError(
+            f"{name} has no project of its own",
+            hint="write a requirements.txt: uv export --no-hashes --no-emit-project",
+        )
+    waiting: list[tuple[dict[str, Any], str]] = [(root, "") for root in roots]
+    seen: set[tuple[int, str]] = set()
+    given: set[int] = set()
+    while waiting:
+        package, extra = waiting.pop(0)
+        if (id(package), extra) in seen:
+            continue
+        seen.add((id(package), extra))
+        if id(package) not in given:
+            given.add(id(package))
+            yield from _uv_entry(package, places[id(package)])
+        optional = package.get("optional-dependencies")
+        of_extra = optional.get(extra, []) if extra and isinstance(optional, dict) else []
+        required = of_extra if extra else package.get("dependencies", [])
+        for dependency in required if isinstance(required, list) else ():
+            if not isinstance(dependency, dict) or not marker_applies(dependency.get("marker"), python):
+                continue
+            wanted = dependency.get("version")
+            for found in named.get(str(canonicalize_name(str(dependency.get("name", "")))), []):
+                if wanted is None or found.get("version") == wanted:
+                    waiting += [(found, ""), *((found, str(one)) for one in dependency.get("extra", []))]
+
+
+def _folder(package: Mapping[str, Any]) -> str | None:
+    """The folder of a package that is a project of the workspace, None for any other package."""
+    source = package.get("source")
+    found = (source.get(kind) for kind in ("virtual", "editable")) if isinstance(source, dict) else ()
+    return next((folder for folder in found if isinstance(folder, str)), None)
+
+
+def _uv_entry(package: Mapping[str, Any], line: int) -> Iterator[Entry]:
+    known, version, source = package.get("name"), package.get("version"), package.get("source")
+    folder = _folder(package)
+    if folder == ".":
+        return
+    if folder is not None:
+        yield Entry(line, str(known), note=f"it is the folder {folder} of the project; install it in a child image")
+    elif not isinstance(source, dict) or "registry" not in source or not isinstance(version, str):
+        yield Entry(line, str(known), fault=_ELSEWHERE)
+    else:
+        yield Entry(line, str(known), requirement=f"{known}=={version}")
+
+
+# Name in conda-forge or a conda channel -> name on the package index, where they differ.
+_INDEX_NAMES = {
+    "faiss": "faiss-cpu", "matplotlib-base": "matplotlib", "msgpack-python": "msgpack", "opencv": "opencv-python",
+    "py-opencv": "opencv-python", "pytables": "tables", "pytorch": "torch", "pytorch-gpu": "torch", "pytorch-mutex": "",
+    "pytorch-cuda": "", "seaborn-base": "seaborn", "tensorboardx": "tensorboardX", "tensorflow-gpu": "tensorflow",
+}  # fmt: skip
+# Parts of conda's distribution that are no packages for pip: the profile has Python and CUDA, Debian has the libraries.
+_PROFILE_HAS = re.compile(r"(python|python_abi|pip|cuda|cuda-.*|cudatoolkit.*|cudnn|nccl|pytorch-(cuda|mutex))")
+_SYSTEM = re.compile(
+    r"_.*|(?!librosa|libcst|liblinear)lib.*|blas|bzip2|c-ares|ca-certificates|cmake|compilers|cxx-compiler|ffmpeg|fontconfig"
+    r"|freetype|gcc.*|gcc_.*|gettext|giflib|git|git-lfs|glib|gmp|gnutls|gperftools|gxx.*|gxx_.*|icu|intel-openmp|jpeg|krb5"
+    r"|lame|lcms2|ld_impl_.*|lerc|llvm-openmp|lz4-c|make|mkl|mkl-service|mkl_fft|mkl_random|ncurses|nettle|nodejs|openh264"
+    r"|openjpeg|openssl|patchelf|pthread-stubs|readline|sqlite|sysroot_.*|tk|unzip|wget|x264|xorg-.*|xz|yaml|zip|zlib|zstd"
+)
+_CONDA = re.compile(r"(?:[A-Za-z0-9_./-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\[.*\])?\s*(.*)")
+
+
+def conda_entries(text: str, name: str) -> Iterator[Entry]:
+    """The dependencies of an environment.yml: conda's packages under their names on the index, then those of its
+    section `pip`. Raises ProfileError if it has no list of dependencies."""
+    document = yaml_and_project_paths.parse(text, name)
+    listed = document.data.get("dependencies")
+    if not isinstance(listed, list):
+        raise ProfileError(f"{name} has no list `dependencies`", hint="give an environment.yml of conda")
+    for index, item in enumerate(listed):
+        path = ("dependencies", index)
+        line = document.place(path).line
+        if isinstance(item, dict):
+            pip = item.get("pip")
+            for number, option in enumerate(pip if isinstance(pip, list) else ()):
+                yield Entry(document.place((*path, "pip", number)).line, option=str(option))
+        else:
+            yield _conda_entry(str(item), line)
+
+
+def _conda_entry(text: str, line: int) -> Entry:
+    match = _CONDA.fullmatch(text.strip())
+    if match is None:
+        return Entry(line, text, fault="not a package specification of conda")
+    known = match[1].lower()
+    if _PROFILE_HAS.fullmatch(known):
+        return Entry(line, known, note="the profile has its own Python and CUDA")
+    if _SYSTEM.fullmatch(known):
+        return Entry(line, known, note="not a package for pip; if you need it, name its Debian package under apt")
+    bound = _bound(match[2])
+    return Entry(line, known, requirement=f"{_INDEX_NAMES.get(known, known)}{bound}")
+
+
+def _bound(text: str) -> str:
+    """conda's version specification in pip's form: =1.2 and 1.2.* are ==1.2.*; a build string is dropped."""
+    text = text.strip()
+    if not text or text == "*":
+        return ""
+    if re.match(r"[<>!~]|==", text):
+        return text.split(" ")[0] if re.fullmatch(r"[^ ]+ [A-Za-z0-9_*]+", text) else text.replace(" ", "")
+    version, _, build = text.lstrip("=").strip().replace(" ", "=").partition("=")
+    if re.match(r"[0-9.]+\*?[,|]", version):
+        return f"=={version}"
+    exact = bool(build) or version.endswith("*")
+    return f"=={version}" if exact else f"=={version}.*"
+
+
+def reader_of(file_name: str) -> Callable[[str, str, str], Iterator[Entry]] | None:
+    """The function that reads a file of this name: of its text, its name in messages, and the release of Python. None
+    for a file that is not one of these kinds."""
+    if file_name == "uv.lock":
+        return uv_lock_entries
+    if re.fullmatch(r"pylock(\.[^.]+)?\.toml", file_name):
+        return pylock_entries
+    if file_name.endswith((".yml", ".yaml")):
+        return lambda text, name, python: conda_entries(text, name)
+    return None
