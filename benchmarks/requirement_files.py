@@ -2,8 +2,8 @@
 
 python benchmarks/requirement_files.py FOLDER     writes benchmarks/results/requirement_files.md and .json
 
-FOLDER contains a git repository OWNER+NAME/repo for each repository. The rule that picks the files was written before the
-code that reads them: it takes the repositories whose issues and pull requests the facts of envbuild cite as sources
+FOLDER contains a git repository OWNER+NAME/repo for each repository. The rule that picks the files was written before
+the code that reads them: it takes the repositories whose issues and pull requests the facts of envbuild cite as sources
 (OWNER/NAME#NUMBER or a URL, in envbuild/facts/data), in alphabetical order, as far as a snapshot of at most 500 MiB
 can be had; of each, at most two files at the root, in alphabetical order, with one of these names: requirements*.txt,
 requirements*.in, environment*.yml, environment*.yaml, uv.lock, pylock*.toml, or pyproject.toml with a table [project];
@@ -45,9 +45,9 @@ _NAMES = re.compile(r"requirements[^/]*\.(txt|in)|environment[^/]*\.ya?ml|uv\.lo
 CLASSES = (
     ("names a source that no index has (git, URL or folder)", r"a URL cannot be locked|does not have this source"),
     ("installs the project itself (-e or a path)", r"option -e|--editable"),
-    ("not a file that envbuild reads", r"is not a requirements file|no table \[project\]|no project of its own|dynamic"),
+    ("not a file that envbuild reads", r"not a requirements file|no table \[project\]|no project of its own|dynamic"),
     ("apex, which must be compiled", r"NVIDIA's is built from source"),
-    ("a package without a wheel for this Python and platform", r"no usable wheels|no wheels|has no wheel|only a pre-release"),
+    ("a package without a wheel for this Python", r"no usable wheels|no wheels|has no wheel|only a pre-release"),
     ("a version far behind the newest release", r"far behind|behind [0-9]"),
     ("a name that the index does not have", r"was not found in|not found in the package registry"),
     ("needs another Python", r"(Python>=|Python<|requires-python|current Python version)"),
@@ -159,9 +159,9 @@ def page(outcomes: list[Outcome]) -> list[str]:
     return [
         "# Public requirement files under the pins of h20",
         "",
-        f"{good} of {len(outcomes)} files resolve. Made by `python benchmarks/requirement_files.py FOLDER`; its docstring has",
-        "the rule that picks the files. Lines that contradict the profile's pins are left out with a note, and count as left",
-        "out here.",
+        f"{good} of {len(outcomes)} files resolve. Made by `python benchmarks/requirement_files.py FOLDER`. Its",
+        "docstring has the rule that picks the files. Lines that contradict the profile's pins are left out with a",
+        "note, and count as left out here.",
         "",
         "| files | why they do not resolve |",
         "|---|---|",

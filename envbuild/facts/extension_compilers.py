@@ -60,6 +60,24 @@ class Complaint(FactRow):
     say: Text = ""
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CompiledPackage(FactRow):
+    """A package whose source has CUDA kernels and for which the index has no usable wheels. `modules`: the compiled
+    modules that its wheel must contain; `requires`: packages for its build in addition to torch; `environment`:
+    variables that make its build compile, instead of downloading a wheel."""
+
+    name: Name
+    modules: tuple[Word, ...]
+    requires: tuple[Name, ...] = ()
+    environment: Mapping[Word, Word] = Field(default_factory=dict)
+
+
+@cache
+def compiled_packages() -> Mapping[str, CompiledPackage]:
+    """The packages with CUDA kernels that are compiled from source, by name."""
+    return {row.name: row for row in fact_file_reader.rows("compilers", "compiled_packages", CompiledPackage)}
+
+
 @cache
 def compiler_wheels() -> Mapping[int, Wheels]:
     """nvcc from wheels, by CUDA's major version."""

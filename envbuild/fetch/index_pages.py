@@ -37,13 +37,15 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True)
 class Listed:
-    """A file listed by an index. `sha256`, `uploaded`: None if the index does not provide them."""
+    """A file listed by an index. `sha256`, `uploaded`: None if the index does not provide them. `address`: its
+    absolute URL, empty if the index gives only a relative one."""
 
     file: str
     sha256: str | None = None
     requires_python: str = ""
     uploaded: datetime.datetime | None = None
     yanked: bool = False
+    address: str = ""
 
     @property
     def parsed(self) -> tuple[str, Version] | None:
@@ -121,7 +123,7 @@ def _json(page: dict[str, Any]) -> Iterator[Listed]:
         sha256 = item.get("hashes", {}).get("sha256")
         yield Listed(
             str(item["filename"]), sha256, str(item.get("requires-python") or ""),
-            _date(item.get("upload-time")), bool(item.get("yanked")),
+            _date(item.get("upload-time")), bool(item.get("yanked")), _absolute(str(item.get("url") or "")),
         )  # fmt: skip
 
 
@@ -150,4 +152,10 @@ def _html(text: str) -> Iterator[Listed]:
         address, _, fragment = (anchor.get("href") or "").partition("#")
         file = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
         sha256 = urllib.parse.parse_qs(fragment).get("sha256", [None])[0]
-        yield Listed(file, sha256, anchor.get("data-requires-python") or "", None, "data-yanked" in anchor)
+        yield Listed(
+            file, sha256, anchor.get("data-requires-python") or "", None, "data-yanked" in anchor, _absolute(address)
+        )
+
+
+def _absolute(address: str) -> str:
+    return address if urllib.parse.urlsplit(address).scheme in ("http", "https") else ""

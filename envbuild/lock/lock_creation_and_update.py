@@ -24,7 +24,13 @@ from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.newest_release_lag import Lag
 from envbuild.fetch.wheel_resolution_and_download import Resolved
-from envbuild.lock import base_image_tag_lookup, extension_and_compiler_locking, lock_file, wheel_conflicts
+from envbuild.lock import (
+    base_image_tag_lookup,
+    extension_and_compiler_locking,
+    lock_file,
+    missing_wheel_remedies,
+    wheel_conflicts,
+)
 from envbuild.lock.lock_entry_types import AcceptedOld, Nvcc, Overridden
 from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.plan_resolver import Plan, as_locked
@@ -69,7 +75,7 @@ def update_lock(
             chosen = choosing.result()
     except ProfileError as error:
         message = f"{error.message} {error.hint}"
-        hint = "\n".join(filter(None, [error.hint, *plan.notes]))
+        hint = "\n".join(filter(None, [error.hint, missing_wheel_remedies.remedies(plan, message), *plan.notes]))
         raise ProfileError(error.message, hint=hint or None, faults=[*plan.faults(message), *error.faults]) from None
     locked = chosen.wheels
     for note in chosen.notes:

@@ -1,7 +1,7 @@
 """Reads a project's requirements file, each requirement with its line. Included files must be inside the project.
 
-Accepted are pip's requirements.txt, pyproject.toml, and the files of environment_and_lock_file_readers. URLs of indexes in
-a file are never used: packages come from the indexes that pip and uv are configured with.
+Accepted are pip's requirements.txt, pyproject.toml, and the files of environment_and_lock_file_readers. URLs of indexes
+in a file are never used: packages come from the indexes that pip and uv are configured with.
 
 A file outside the project is read if the command line or a lock names it, but no message quotes its text: it may be
 any file of the machine.
@@ -37,7 +37,7 @@ _ON_A_LINE = re.compile(rf"\s{_INDEX}[= ]\s*\S+")
 """pip takes these options only on lines of their own; they are also ignored after a requirement, where people write
 them."""
 _IGNORED = (
-    (re.compile(rf"^{_INDEX}([= ]|$)|^--no-index$"), "packages come from the indexes that pip or uv is configured with"),
+    (re.compile(rf"^{_INDEX}([= ]|$)|^--no-index$"), "indexes are those that pip or uv is configured with"),
     (re.compile(r"^--(no-binary|only-binary|prefer-binary|no-build-isolation|use-pep517|require-hashes)\b"),
      "only wheels are locked, each with its sha256"),
     (re.compile(r"^--pre$"), "a pre-release is locked only if a requirement names one"),
@@ -69,7 +69,7 @@ class Requirements:
 
 
 ACCEPTED = (
-    "accepted: a requirements.txt (pip's format), a pyproject.toml, a uv.lock, a pylock.toml or conda's environment.yml, "
+    "accepted: a requirements.txt (pip's format), pyproject.toml, uv.lock, pylock.toml, or conda's environment.yml, "
     "for example --requirements pyproject.toml"
 )
 _OTHER_FILES = (
@@ -223,7 +223,7 @@ def _lines(
                 continue
             inner = _lines(target, included, root, (*seen, file.resolve()), found, left, python)
             if bounds:
-                found.constraints += islice(inner, MAX_REQUIREMENTS + 1)
+                found.constraints.extend(islice(inner, MAX_REQUIREMENTS + 1))
             else:
                 yield from inner
         elif folder := _FOLDER.match(line):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     """Find and read a profile by name or path. `pins` replace its versions of libraries, torch, Python or packages.
 
     `<profile>-devel` is the devel variant of a profile, with its own lock and Dockerfile. `wanted` is a project's
-    requirements file or lock (see requirements_reader): its packages are added to the profile's, under the name `<profile>-<folder of
-    the file>`, and the lock and Dockerfile are written to the working folder. Once locked, that name alone is enough.
+    requirements file or lock (see requirements_reader): its packages are added to the profile's, under the name
+    `<profile>-<folder of the file>`, and the lock and Dockerfile are written to the working folder. Once locked, that
+    name alone is enough.
     Raises ProfileError with all faults, each with its file and line.
     """
     meant = profile_and_lock_name_lookup.meant(name, wanted)
@@ -110,9 +111,14 @@ def _require(
     notes += found.notes
     exact = _exact(merged, pins)
     torch = exact["torch"][0] if "torch" in exact else ""
+    compiled = set(_compiled_extensions(merged))
 
     def kept(text: str, place: Place) -> str:
-        overruled = _overruled(text, exact, pins) or _made_for_another_torch(text, torch, exact)
+        overruled = (
+            _compiled_here(text, compiled)
+            or _overruled(text, exact, pins)
+            or _made_for_another_torch(text, torch, exact)
+        )
         if overruled is None:
             return text
         left, reason = overruled
@@ -128,6 +134,22 @@ def _require(
         if kept(text, place) == text:
             constraints.append(text)
     return found.faults
+
+
+def _compiled_extensions(merged: Document) -> Iterator[str]:
+    """The names of the extensions that the profile compiles, as far as the list is valid."""
+    listed = merged.data.get("extensions")
+    for one in listed if isinstance(listed, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("name"), str) and "none" not in one:
+            yield str(canonicalize_name(one["name"]))
+
+
+def _compiled_here(text: str, compiled: Collection[str]) -> tuple[str, str] | None:
+    """An empty remainder and the reason for a requirement that the profile compiles from source; otherwise None."""
+    requirement = _parsed(text)
+    if requirement is None or canonicalize_name(requirement.name) not in compiled:
+        return None
+    return "", "the profile compiles it from source (extensions:)"
 
 
 def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:

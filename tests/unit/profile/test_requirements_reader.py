@@ -47,9 +47,7 @@ def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> No
     ("name", "words"),
     [
         ("nosuch.txt", "cannot be read: No such file"),
-        ("environment.yml", "--from-env PATH"),
         ("poetry.lock", "poetry export"),
-        ("uv.lock", "uv export"),
         ("Pipfile", "pipenv requirements > requirements.txt"),
         ("setup.py", "pip freeze > requirements.txt"),
     ],
@@ -62,7 +60,7 @@ def test_a_missing_file_or_one_of_another_tool_is_refused_with_what_is_accepted(
     with pytest.raises(ProfileError) as caught:
         requirements_reader.read(project / name)
     assert words in f"{caught.value.message} {caught.value.hint}"
-    assert "accepted: a requirements.txt (pip's format) or a pyproject.toml" in str(caught.value.hint)
+    assert "accepted: a requirements.txt (pip's format), pyproject.toml, uv.lock" in str(caught.value.hint)
 
 
 def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
@@ -126,3 +124,54 @@ def test_a_file_in_a_folder_includes_one_of_the_project(project: Path) -> None:
     (project / "reqs" / "dev.txt").write_text("-r ../base.txt\n", encoding="utf-8")
     found = requirements_reader.read(Path("reqs/dev.txt"))
     assert [text for text, _ in found.lines] == ["numpy"] and found.faults == []
+
+
+def test_options_without_effect_on_a_lock_are_reported_and_ignored(project: Path) -> None:
+    """Index URLs of a file are never used: whoever writes the file would choose where packages come from."""
+    file = project / "requirements.txt"
+    file.write_text(
+        "--extra-index-url https://index.example/cu121\n-f https://index.example/links\n--pre\n"
+        "torch==2.1.0 --index-url https://index.example/cu121\n--no-binary :all:\n"
+        "alpha[fast]>=1 ; python_version >= '3.8'\n",
+        encoding="utf-8",
+    )
+    found = requirements_reader.read(file)
+    assert [text for text, _ in found.lines] == ["torch==2.1.0", "alpha[fast]>=1 ; python_version >= '3.8'"]
+    assert [note.split(":")[1] for note in found.notes] == ["1", "2", "3", "4", "5"] and found.faults == []
+    assert not any("index.example" in note for note in found.notes)
+
+
+def test_a_file_of_constraints_bounds_packages_and_requires_none(project: Path) -> None:
+    (project / "constraints.txt").write_text("alpha<2\nbeta==1.0\n", encoding="utf-8")
+    file = project / "requirements.txt"
+    file.write_text("alpha\n-c constraints.txt\n", encoding="utf-8")
+    found = requirements_reader.read(file)
+    assert [text for text, _ in found.lines] == ["alpha"]
+    assert [(text, place.file, place.line) for text, place in found.constraints] == [
+        ("alpha<2", "constraints.txt", 1),
+        ("beta==1.0", "constraints.txt", 2),
+    ]
+    (project / "constraints.txt").write_text("beta @ https://a.example/b.whl\n", encoding="utf-8")
+    assert "constraints.txt:1: a URL cannot be locked" in str(requirements_reader.read(file).faults[0])
+
+
+@pytest.mark.parametrize("line", ["-e .", ".", "-e ./tools[dev]", "--editable=../app"])
+def test_folders_of_the_project_are_left_out_with_a_note(project: Path, line: str) -> None:
+    (project / "requirements.txt").write_text(f"alpha\n{line}\n", encoding="utf-8")
+    found = requirements_reader.read(project / "requirements.txt")
+    assert [text for text, _ in found.lines] == ["alpha"] and found.faults == []
+    assert "requirements.txt:2: " in found.notes[0] and "child image" in found.notes[0]
+
+
+def test_addresses_for_another_platform_are_ignored_and_wheels_of_torch_count_as_their_version(project: Path) -> None:
+    (project / "requirements.txt").write_text(
+        "https://a.example/x-1.0-py3-none-any.whl; sys_platform == 'win32'\n"
+        "https://a.example/cu124/torch-2.6.0%2Bcu124-cp311-cp311-linux_x86_64.whl\n"
+        "https://a.example/y-1.0-py3-none-any.whl\n",
+        encoding="utf-8",
+    )
+    found = requirements_reader.read(project / "requirements.txt")
+    assert [(text[:19], place.line) for text, place in found.lines] == [
+        ("torch==2.6.0+cu124", 2),
+        ("https://a.example/y", 3),
+    ]

@@ -1,0 +1,103 @@
+"""Finds out which requirements have only source on the index, and says how to get each: compiled or as an own wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.facts import extension_compilers
+from envbuild.fetch import index_config, index_pages, newest_release_lag, wheel_resolution_and_download
+from envbuild.fetch.index_pages import Listed
+from envbuild.resolve.plan_resolver import ARCH_LIST, Plan
+from envbuild.util.errors import NetworkError
+
+# uv's message for a package without a usable wheel
+_NO_WHEEL = re.compile(
+    r"(?:all versions of )?\b([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:[<>=!~]\S*)? (?:have|has) no usable wheels"
+)
+_MOST = 20
+"""The most packages that a message names."""
+
+
+@dataclass(frozen=True)
+class SourceOnly:
+    """A package for which the index has no usable wheel in the required range: the newest release in that range, and
+    its sdist, None if the index has none. `direct`: whether the profile or its requirements file names it."""
+
+    name: str
+    version: str
+    sdist: Listed | None
+    direct: bool
+
+
+def remedies(plan: Plan, message: str) -> str | None:
+    """What to do about the packages without a wheel, for the error `message` of the resolver; None if no wheel is
+    missing. Names every such package of the profile and its requirements file, and not only the one in the message."""
+    named = {str(canonicalize_name(name)) for name in _NO_WHEEL.findall(message)}
+    if not named:
+        return None
+    requirements = [Requirement(text) for text in plan.packages]
+    direct = {str(canonicalize_name(one.name)) for one in requirements}
+    with ThreadPoolExecutor(index_config.PARALLEL) as pool:
+        found = [one for one in pool.map(lambda name: _source_only(plan, name, direct), sorted(named | direct)) if one]
+    return "\n".join(_texts(plan, found[:_MOST])) or None
+
+
+def _source_only(plan: Plan, name: str, direct: set[str]) -> SourceOnly | None:
+    files: Sequence[Listed] = ()
+    with contextlib.suppress(NetworkError):
+        files = index_pages.listed_files(name)
+    wanted = newest_release_lag.specifier(name, (*plan.core, *plan.packages, *plan.constraints), plan.python)
+    tags = wheel_resolution_and_download.tags(plan.python, plan.glibc)
+    known = newest_release_lag.matching_releases(files, plan.python, tags)
+    fitting = [one for one in known if wanted.contains(one.version)]
+    if not fitting or any(one.usable for one in fitting):
+        return None
+    newest = fitting[-1].version
+    sdists = [one for one in files if one.parsed and one.parsed[1] == newest and not one.file.endswith(".whl")]
+    return SourceOnly(name, str(newest), sdists[0] if sdists else None, name in direct)
+
+
+def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
+    compiled = extension_compilers.compiled_packages()
+    kernels = [one for one in found if one.name in compiled and one.sdist and one.sdist.sha256]
+    others = [one for one in found if one not in kernels]
+    if kernels:
+        yield (
+            f"to compile them for torch {plan.choice.situation.torch} and compute capability "
+            f"{plan.choice.environment.get(ARCH_LIST, '-')}, add to a profile that extends {plan.cli_words.split()[0]}:"
+        )
+        yield "extensions:"
+        for one in kernels:
+            yield from _stanza(one)
+    if others:
+        names = ", ".join(f"{one.name} {one.version}" for one in others)
+        yield f"without a wheel for {wheel_resolution_and_download.target(plan.python, plan.glibc)}: {names}"
+        pins = " ".join(f"{one.name}=={one.version}" for one in others)
+        yield f"if they have no compiled code, make their wheels once: pip wheel --no-deps -w wheels {pins}"
+        yield "then lock with UV_FIND_LINKS=wheels, and give this folder to every machine that builds the image"
+
+
+def _stanza(one: SourceOnly) -> Iterator[str]:
+    """The entry for `extensions:` as lines of YAML."""
+    row = extension_compilers.compiled_packages()[one.name]
+    assert one.sdist is not None
+    url = f', url: "{one.sdist.address}"' if one.sdist.address else ""
+    yield f"  - name: {one.name}  # {one.version}"
+    yield f"    sdist: {{sha256: {one.sdist.sha256}{url}}}"
+    build = []
+    if row.environment:
+        build.append(
+            f"env: {{{', '.join(f'{name}: {chr(34)}{value}{chr(34)}' for name, value in row.environment.items())}}}"
+        )
+    if row.requires:
+        build.append(f"requires: [{', '.join(row.requires)}]")
+    if build:
+        yield f"    build: {{{', '.join(build)}}}"
+    yield f"    modules: [{', '.join(row.modules)}]"

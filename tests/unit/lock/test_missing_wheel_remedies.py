@@ -1,0 +1,84 @@
+"""Packages that an index has only as source: the error names all of them, and what to do about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envbuild.fetch import apt_resolution_and_download
+from envbuild.lock import lock_creation_and_update, missing_wheel_remedies
+from envbuild.profile.extension_spec import Extension
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.util.errors import ProfileError
+from unit.support import PROFILE, Index, plan_of, quick_pip, serving, write_profile, write_wheel
+
+SMALL = {**PROFILE, "torch": "2.11.0", "gpus": ["h20"], "packages": [], "apt": []}
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    quick_pip(monkeypatch)
+    monkeypatch.setattr(apt_resolution_and_download, "resolve_debs", lambda *words, **more: [])
+    folder = tmp_path / "links"
+    write_wheel(folder, "pip", "26.0")
+    write_wheel(folder, "torch", "2.11.0")
+    write_wheel(folder, "alpha", "1.0")
+    for name in ("flash_attn-2.8.3", "pure-1.0.9", "old-1.0"):
+        (folder / f"{name}.tar.gz").write_bytes(name.encode())
+    write_wheel(folder, "old", "2.0")
+    with serving(Index(folder)) as found:
+        monkeypatch.setenv("PIP_INDEX_URL", found.address)
+        yield found
+
+
+def test_all_packages_without_a_wheel_are_named_with_what_to_do(project: Path, index: Index) -> None:
+    plan = plan_of(project, {**SMALL, "packages": ["alpha", "flash-attn>=2.6", "pure", "old"]})
+    with pytest.raises(ProfileError) as caught:
+        lock_creation_and_update.update_lock(plan, None)
+    hint = str(caught.value.hint)
+    assert "pip wheel --no-deps -w wheels pure==1.0.9\n" in hint and "UV_FIND_LINKS=wheels" in hint
+    assert "torch 2.11.0 and compute capability 9.0" in hint
+
+
+def test_the_proposed_entry_is_a_valid_extension(project: Path, index: Index) -> None:
+    plan = plan_of(project, {**SMALL, "packages": ["flash-attn"]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
+    stanza = yaml.safe_load(text[text.index("extensions:") :])
+    (entry,) = stanza["extensions"]
+    found = Extension.model_validate(entry)
+    assert (found.name, found.modules) == ("flash-attn", ("flash_attn_2_cuda",))
+    assert found.sdist is not None and len(found.sdist.sha256) == 64
+
+
+def test_an_error_about_something_else_gets_no_remedy(project: Path, index: Index) -> None:
+    plan = plan_of(project, {**SMALL, "packages": ["flash-attn"]})
+    assert missing_wheel_remedies.remedies(plan, "alpha depends on beta<2 and beta>=2 is required") is None
+
+
+def test_lines_that_belong_to_another_torch_give_way_to_the_profile(project: Path) -> None:
+    write_profile(project, {**SMALL, "extensions": []})
+    (project / "requirements.txt").write_text(
+        "torchvision==0.19.0\ntorchaudio==2.11.0\ntriton==3.0.0\nnvidia-cublas-cu12==12.1.3.1\n"
+        "nvidia-nccl-cu13>=2\ntorchvision\n-c bounds.txt\n",
+        encoding="utf-8",
+    )
+    (project / "bounds.txt").write_text("torch==2.3.0\nbeta<2\n", encoding="utf-8")
+    loaded = profile_reader_and_overrides.load("sample", None, project / "requirements.txt")
+    assert set(loaded.profile.packages) >= {"torchvision", "torchaudio==2.11.0", "nvidia-nccl-cu13>=2"}
+    assert not any("triton" in one or "cu12" in one or "0.19" in one for one in loaded.profile.packages)
+    assert [note.partition(": ")[0] for note in loaded.notes] == [
+        "requirements.txt:1", "requirements.txt:3", "requirements.txt:4", "bounds.txt:1",
+    ]  # fmt: skip
+    plan = plan_resolver.resolve(loaded)
+    assert "beta<2" in plan.constraints and plan.inputs["wheels"] != plan_of(project, SMALL).inputs["wheels"]
+
+
+def test_what_the_profile_compiles_is_not_looked_up_on_the_index(project: Path) -> None:
+    built = {"name": "flash-attn", "sdist": {"sha256": "0" * 64}, "modules": ["flash_attn_2_cuda"]}
+    write_profile(project, {**SMALL, "extensions": [built]})
+    (project / "requirements.txt").write_text("flash_attn>=2.6\nalpha\n", encoding="utf-8")
+    loaded = profile_reader_and_overrides.load("sample", None, project / "requirements.txt")
+    assert loaded.profile.packages == ("alpha",) and "compiles it from source" in loaded.notes[0]

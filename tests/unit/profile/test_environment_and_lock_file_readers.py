@@ -1,0 +1,174 @@
+"""uv.lock, pylock.toml and environment.yml as requirements: what installs on linux/amd64, and what is left out or
+refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.profile import requirements_reader
+from envbuild.profile.requirements_reader import Requirements
+from envbuild.util.errors import ProfileError
+
+UV = """version = 1
+[[package]]
+name = "app"
+source = { editable = "." }
+dependencies = [
+    { name = "alpha", extra = ["fast"] },
+    { name = "beta", version = "1.0", marker = "python_full_version < '3.12'" },
+    { name = "beta", version = "2.0", marker = "python_full_version >= '3.12'" },
+    { name = "winonly", marker = "sys_platform == 'win32'" },
+    { name = "tool" },
+]
+
+[[package]]
+name = "alpha"
+version = "3.1"
+source = { registry = "https://index.example/simple" }
+dependencies = [{ name = "gamma" }]
+
+[package.optional-dependencies]
+fast = [{ name = "delta" }]
+
+[[package]]
+name = "beta"
+version = "1.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "beta"
+version = "2.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "gamma"
+version = "4.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "delta"
+version = "5.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "unused"
+version = "6.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "winonly"
+version = "7.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "tool"
+version = "0.1"
+source = { editable = "tools/tool" }
+"""
+PYLOCK = """lock-version = "1.0"
+created-by = "test"
+[[packages]]
+name = "alpha"
+version = "3.1"
+index = "https://index.example/simple"
+[[packages]]
+name = "winonly"
+version = "7.0"
+marker = "sys_platform == 'win32'"
+[[packages]]
+name = "optional"
+version = "1.0"
+marker = "'dev' in dependency_groups"
+"""
+CONDA = """name: app
+channels: [conda-forge]
+dependencies:
+  - python=3.10
+  - pytorch::pytorch=2.1
+  - pytorch-cuda=12.1
+  - ffmpeg
+  - numpy=1.26.4=py310hb13e2d6_0
+  - scipy=1.11
+  - pandas>=2,<3
+  - librosa
+  - pip:
+      - alpha==3.1
+      - --extra-index-url https://index.example/simple
+      - -e git+https://git.example/taming#egg=taming
+"""
+
+
+def read(project: Path, name: str, text: str, python: str = "3.11") -> Requirements:
+    (project / name).write_text(text, encoding="utf-8")
+    return requirements_reader.read(project / name, python)
+
+
+@pytest.mark.parametrize(("python", "beta"), [("3.11", "1.0"), ("3.12", "2.0")])
+def test_a_uv_lock_gives_what_the_project_needs_here(project: Path, python: str, beta: str) -> None:
+    found = read(project, "uv.lock", UV, python)
+    lines = {text: place.line for text, place in found.lines}
+    assert set(lines) == {"alpha==3.1", f"beta=={beta}", "gamma==4.0", "delta==5.0"}
+    assert lines["alpha==3.1"] == UV[: UV.index('name = "alpha"\nversion')].count("\n")
+    assert found.faults == [] and ["tools/tool" in note for note in found.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    "source", ['{ git = "https://git.example/gamma#0123" }', '{ url = "https://a.example/g.whl" }']
+)
+def test_a_package_of_a_lock_that_no_index_has_is_a_fault_with_its_line(project: Path, source: str) -> None:
+    text = UV.replace('version = "4.0"\nsource = { registry = "https://index.example/simple" }', f"source = {source}")
+    (fault,) = read(project, "uv.lock", text).faults
+    assert fault.message.startswith("gamma: the index does not have this source")
+    assert fault.line == UV[: UV.index('name = "gamma"\nversion')].count("\n")
+
+
+def test_a_pylock_gives_its_packages_without_groups_and_other_platforms(project: Path) -> None:
+    found = read(project, "pylock.toml", PYLOCK)
+    assert [(text, place.line) for text, place in found.lines] == [("alpha==3.1", 3)]
+    vcs = PYLOCK.replace('index = "https://index.example/simple"', 'vcs = { type = "git" }')
+    assert [fault.line for fault in read(project, "pylock.dev.toml", vcs).faults] == [3]
+
+
+def test_an_environment_of_conda_gives_names_of_the_index(project: Path) -> None:
+    found = read(project, "environment.yml", CONDA)
+    assert [text for text, _ in found.lines] == [
+        "torch==2.1.*", "numpy==1.26.4", "scipy==1.11.*", "pandas>=2,<3", "librosa", "alpha==3.1",
+    ]  # fmt: skip
+    assert [note.split(":")[1] for note in found.notes] == ["4", "6", "7", "14"]
+    (fault,) = found.faults
+    assert (fault.line, "option -e" in fault.message) == (15, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("uv.lock", "a = [", "not valid TOML"),
+        ("uv.lock", "version = 1\n", "has no tables"),
+        ("uv.lock", '[[package]]\nname = "alpha"\nversion = "1"\n', "no project of its own"),
+        ("uv.lock", UV.replace("sys_platform == 'win32'", "nonsense"), "invalid marker"),
+        ("pylock.toml", "packages = 3\n", "has no tables"),
+        ("environment.yml", "name: app\n", "no list `dependencies`"),
+        ("environment.yml", "a: &x 1\nb: *x\n", "alias"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(project: Path, name: str, text: str, words: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        read(project, name, text)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_messages_do_not_quote_a_lock_outside_the_project(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    text = UV.replace("tools/tool", "secret-folder").replace(
+        'name = "gamma"\nversion = "4.0"\nsource = { registry', 'name = "gamma"\nsource = { git'
+    )
+    found = read(other, "uv.lock", text)
+    said = " ".join([*found.notes, *map(str, found.faults)])
+    assert found.faults and "gamma" not in said
+    with pytest.raises(ProfileError) as caught:
+        read(other, "environment.yml", "secret\n")
+    assert "secret" not in f"{caught.value.message} {[*map(str, caught.value.faults)]}"
