@@ -46,12 +46,12 @@ CLASSES = (
     ("names a source that no index has (git, URL or folder)", r"a URL cannot be locked|does not have this source"),
     ("installs the project itself (-e or a path)", r"option -e|--editable"),
     ("not a file that envbuild reads", r"not a requirements file|no table \[project\]|no project of its own|dynamic"),
+    ("a lock for another Python", r"another Python than the profile's"),
     ("apex, which must be compiled", r"NVIDIA's is built from source"),
     ("a package without a wheel for this Python", r"no usable wheels|no wheels|has no wheel|only a pre-release"),
     ("a version far behind the newest release", r"far behind|behind [0-9]"),
     ("a name that the index does not have", r"was not found in|not found in the package registry"),
-    ("needs another Python", r"(Python>=|Python<|requires-python|current Python version)"),
-    ("needs another torch", r"torch(vision|audio)?[=<>!~]"),
+    ("contradicts the profile's torch", r"torch(vision|audio)?[=<>!~]"),
     ("two wheels install the same file", r"install the same|same path|both install"),
     ("requirements that contradict each other", r"cannot be resolved together"),
 )  # fmt: skip
@@ -143,7 +143,7 @@ def tried(snapshot: Path, repository: str, commit: str, name: str, text: str) ->
         except EnvbuildError as error:
             if isinstance(error, NetworkError) and "did not answer" in error.message:
                 raise
-            faults = [f"{fault.file or ''}: {fault.message}" for fault in error.faults]
+            faults = [f"{Path(fault.file or '').name}: {fault.message}" for fault in error.faults]
             whole = "\n".join([error.message, *faults, error.hint or ""])
             detail = " ".join((faults or [error.hint or error.message])[0].split())
             return Outcome(repository, commit, name, requirements, left_out, failure_class(whole), detail[:160])

@@ -31,10 +31,12 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _DATA = re.compile(r"[^/]+\.data/([^/]+)/(.+)")
 _IN_SITE = re.compile(r"lib/python3\.[0-9]+/site-packages/(.+)")
-# Files of the virtual environment itself. `python._pth` in an interpreter's folder replaces its sys.path, even with -I
+# Files of the virtual environment itself: activate, activate.csh, activate_this.py, but not argcomplete's
+# activate-global-python-argcomplete. `python._pth` in an interpreter's folder replaces its sys.path, even with -I
 # and -S.
 ENVIRONMENT = re.compile(
-    r"(bin/)?pyvenv\.cfg|lib64|bin/(lib(64)?/.*|pybuilddir\.txt|python(3(\.[0-9]+)?)?(\._pth)?|activate.*)"
+    r"(bin/)?pyvenv\.cfg|lib64|bin/(lib(64)?/.*|pybuilddir\.txt|python(3(\.[0-9]+)?)?(\._pth)?"
+    r"|activate([._][a-z0-9_.]*)?|Activate\.ps1)"
 )
 _DISTRIBUTION = re.compile(r"([^/]+?)(?:-[^/-]+)?(?:-py[^/]*)?\.(?:dist|egg)-info(?:/.*)?")
 _MODULE = re.compile(r"((?:[^/]+/)*)([^/.]+)(?:\.py|\.pyc|(?:\.abi3|\.cpython-[^/.]+)?\.so)")

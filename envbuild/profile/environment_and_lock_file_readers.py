@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.util import yaml_and_project_paths
@@ -81,9 +82,23 @@ def _tables(text: str, key: str, name: str) -> tuple[dict[str, Any], list[dict[s
     return document, found, lines if len(lines) == len(found) else [1] * len(found)
 
 
+def _for_another_python(document: Mapping[str, Any], text: str, python: str) -> Iterator[Entry]:
+    """A fault if the lock was made for other releases of Python than the profile's: its versions need not have wheels
+    for it."""
+    try:
+        wanted = SpecifierSet(str(document.get("requires-python", "")))
+    except InvalidSpecifier:
+        return
+    if not wanted.contains(f"{python}.99"):
+        line = text.count("\n", 0, max(0, text.find("requires-python"))) + 1
+        reason = f"this lock is for another Python than the profile's {python}: use a profile with that Python"
+        yield Entry(line, "requires-python", fault=reason)
+
+
 def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
     """The packages of a pylock.toml. Raises ProfileError if it is not one."""
-    _, packages, lines = _tables(text, "packages", name)
+    document, packages, lines = _tables(text, "packages", name)
+    yield from _for_another_python(document, text, python)
     for package, line in zip(packages, lines, strict=True):
         known, version = package.get("name"), package.get("version")
         if not isinstance(known, str) or not marker_applies(package.get("marker"), python):
@@ -97,7 +112,8 @@ def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
 def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
     """The packages of a uv.lock that the project needs, each with its locked version. Raises ProfileError if the file
     is not a uv.lock, or has several projects of which none is in its folder."""
-    _, packages, lines = _tables(text, "package", name)
+    document, packages, lines = _tables(text, "package", name)
+    yield from _for_another_python(document, text, python)
     places = {id(package): line for package, line in zip(packages, lines, strict=True)}
     named: dict[str, list[dict[str, Any]]] = {}
     for package in packages:

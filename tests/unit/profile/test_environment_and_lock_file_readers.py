@@ -124,6 +124,15 @@ def test_a_package_of_a_lock_that_no_index_has_is_a_fault_with_its_line(project:
     assert fault.line == UV[: UV.index('name = "gamma"\nversion')].count("\n")
 
 
+@pytest.mark.parametrize(("name", "text"), [("uv.lock", UV), ("pylock.toml", PYLOCK)])
+def test_a_lock_for_another_python_is_a_fault(project: Path, name: str, text: str) -> None:
+    head, newline, rest = text.partition("\n")
+    given = f"{head}{newline}requires-python = '>=3.12'\n{rest}"
+    (fault,) = read(project, name, given).faults
+    assert fault.line == 2 and "the profile's 3.11" in fault.message
+    assert read(project, name, given, "3.12").faults == []
+
+
 def test_a_pylock_gives_its_packages_without_groups_and_other_platforms(project: Path) -> None:
     found = read(project, "pylock.toml", PYLOCK)
     assert [(text, place.line) for text, place in found.lines] == [("alpha==3.1", 3)]
