@@ -173,7 +173,7 @@ _INDEX_NAMES = {
     "py-opencv": "opencv-python", "pytables": "tables", "pytorch": "torch", "pytorch-gpu": "torch", "pytorch-mutex": "",
     "pytorch-cuda": "", "seaborn-base": "seaborn", "tensorboardx": "tensorboardX", "tensorflow-gpu": "tensorflow",
 }  # fmt: skip
-# Parts of conda's distribution that are no packages for pip: the profile has Python and CUDA, Debian has the libraries.
+# Parts of conda that pip does not install: the profile has Python and CUDA, Debian has the libraries.
 _PROFILE_HAS = re.compile(r"(python|python_abi|pip|cuda|cuda-.*|cudatoolkit.*|cudnn|nccl|pytorch-(cuda|mutex))")
 _SYSTEM = re.compile(
     r"_.*|(?!librosa|libcst|liblinear)lib.*|blas|bzip2|c-ares|ca-certificates|cmake|compilers|cxx-compiler|ffmpeg|fontconfig"

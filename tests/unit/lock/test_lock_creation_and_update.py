@@ -227,7 +227,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 0
     (project / "requirements.txt").write_text("gamma\nnosuch\n", encoding="utf-8")
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 8
-    (project / "requirements.txt").write_text("-r nosuch.txt\n-e .\ngam ma\n", encoding="utf-8")
+    (project / "requirements.txt").write_text("-r nosuch.txt\n-e git+https://a.example/x\ngam ma\n", encoding="utf-8")
     faults = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json").document["error"]["faults"]
     assert [(fault["line"], fault["message"].partition(":")[0]) for fault in faults] == [
         (1, "nosuch.txt cannot be read"), (2, "option -e is not supported in this file"),
