@@ -101,7 +101,7 @@ class OtherLine:
 @dataclass(frozen=True)
 class ShowDocument:
     """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest driver that
-    works. `other_lines`: profiles of the same GPU for other drivers. `forward_compatibility`: the sha256 of the archive
+    works. `partial`: what the project requires and the profile does not have. `other_lines`: profiles of the same GPU for other drivers. `forward_compatibility`: the sha256 of the archive
     with NVIDIA's forward-compatibility libraries. `pins`: short name or distribution -> version, null if not pinned.
     `requirements`: package that is not locked -> requested versions. `reasons`: the name of a pin or requirement ->
     where it comes from. `why`: the name of a pin, variable, ... -> the reason that the profile gives for it.
@@ -112,6 +112,7 @@ class ShowDocument:
     profile: str
     state: ImageState
     description: str
+    partial: tuple[str, ...]
     gpus: tuple[str, ...]
     driver: str | None
     other_lines: tuple[OtherLine, ...]
@@ -155,7 +156,10 @@ class ProfileList:
 
 
 def _print(document: ShowDocument, proof: str) -> None:
-    click.echo(f"{document.profile}: {document.description}")
+    mark = " (partial)" if document.partial else ""
+    click.echo(f"{document.profile}{mark}: {document.description}")
+    for missing in document.partial:
+        click.echo(f"  partial: {missing}")
     if document.gpus:
         archive = document.forward_compatibility
         compat = " (forward-compatibility libraries are used if it is older than these)" if archive else ""
@@ -243,6 +247,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         profile=loaded.name,
         state=profile_proofs_and_image_states.state_by_evidence(proofs, bool(stale)) if locked else "missing",
         description=loaded.profile.description,
+        partial=loaded.profile.partial,
         gpus=tuple(gpu.id for gpu in choice.situation.gpus),
         driver=choice.driver,
         other_lines=tuple(

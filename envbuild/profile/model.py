@@ -219,6 +219,13 @@ class Profile(Model):
         description="reasons for values, under the name of a key (torch, driver, ...), library, package or variable; "
         "shown by `envbuild show`, not part of the lock",
     )
+    partial: tuple[Annotated[str, one_line(600, shortest=1)], ...] = Field(
+        (),
+        strict=False,
+        max_length=20,
+        description="what the project requires and this profile does not have, one sentence each; shown by `envbuild "
+        "show`, not part of the lock",
+    )
     selftest: SelfTest = Field(SelfTest(), description="what the image must pass")
 
     @property

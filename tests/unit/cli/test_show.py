@@ -27,3 +27,12 @@ def test_a_current_lock_has_no_next_command() -> None:
     shown = envbuild("show", "cpu").stdout
     assert "  lock: current " in shown
     assert "next:" not in shown and "any version" not in shown
+
+
+def test_a_partial_profile_is_marked_and_names_what_it_does_not_have(project: Path) -> None:
+    write_profile(project, {**PROFILE, "partial": ["alpha has only source on the index"]})
+    shown = envbuild("show", "sample")
+    assert "sample (partial): " in shown.stdout and "  partial: alpha has only source on the index\n" in shown.stdout
+    assert envbuild("show", "sample", "--json").document["partial"] == ["alpha has only source on the index"]
+    write_profile(project, PROFILE)
+    assert "partial" not in envbuild("show", "sample").stdout
