@@ -158,8 +158,6 @@ class ProfileList:
 def _print(document: ShowDocument, proof: str) -> None:
     mark = " (partial)" if document.partial else ""
     click.echo(f"{document.profile}{mark}: {document.description}")
-    for missing in document.partial:
-        click.echo(f"  partial: {missing}")
     if document.gpus:
         archive = document.forward_compatibility
         compat = " (forward-compatibility libraries are used if it is older than these)" if archive else ""
@@ -175,6 +173,8 @@ def _print(document: ShowDocument, proof: str) -> None:
         click.echo(f"  {name:<20} {versions:<24} {document.reasons.get(name) or ''}".rstrip())
     for setting in document.environment:
         click.echo(f"  {setting.variable}={setting.value}: {setting.reason}")
+    for missing in document.partial:
+        click.echo(f"  partial: {missing}")
     shown = _shown_with_values(document)
     for name, reason in document.why.items():
         if name not in shown:
