@@ -101,13 +101,13 @@ class OtherLine:
 @dataclass(frozen=True)
 class ShowDocument:
     """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest driver that
-    works. `partial`: what the project requires and the profile does not have. `other_lines`: profiles of the same GPU for other drivers. `forward_compatibility`: the sha256 of the archive
-    with NVIDIA's forward-compatibility libraries. `pins`: short name or distribution -> version, null if not pinned.
-    `requirements`: package that is not locked -> requested versions. `reasons`: the name of a pin or requirement ->
-    where it comes from. `why`: the name of a pin, variable, ... -> the reason that the profile gives for it.
-    `environment`: variables that a mix of GPU models needs, or for which the profile gives a reason. `changed`: the
-    parts of the lock that no longer match the profile. `next_command`: the command to run first if the lock is missing
-    or out of date."""
+    works. `partial`: what the project requires and the profile does not have. `other_lines`: profiles of the same GPU
+    for other drivers. `forward_compatibility`: the sha256 of the archive with NVIDIA's forward-compatibility libraries.
+    `pins`: short name or distribution -> version, null if not pinned. `requirements`: package that is not locked ->
+    requested versions. `reasons`: the name of a pin or requirement -> where it comes from. `why`: the name of a pin,
+    variable, ... -> the reason that the profile gives for it. `environment`: variables that a mix of GPU models needs,
+    or for which the profile gives a reason. `changed`: the parts of the lock that no longer match the profile.
+    `next_command`: the command to run first if the lock is missing or out of date."""
 
     profile: str
     state: ImageState
