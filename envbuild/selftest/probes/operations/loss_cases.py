@@ -440,7 +440,8 @@ def _row_loss(*given: torch.Tensor, point: Point) -> Results:
 
 def _row_loss_exactly(*given: torch.Tensor, point: Point, dtype: torch.dtype) -> Expected:
     """Return the expected results. A loss is at most a few times the size of its terms. The largest derivative times
-    the values is a bound for this size."""
+    the values is a bound for this size. The derivative of a cosine, y/(|x| |y|) - cos x/|x|^2, is the difference of two
+    terms of at most 1/|x|, which cancel each other where x and y are almost parallel."""
     each, count = ROW_LOSSES[point["loss"]], point["classes"]
     error = 2 * STEPS * tolerances.unit_roundoff(dtype) + 8 * tolerances.summation(max(count, point["rows"]))
     tensors = [
@@ -461,6 +462,8 @@ def _row_loss_exactly(*given: torch.Tensor, point: Point, dtype: torch.dtype) ->
     found = {"output": Exact(value, tolerances.rounding(value, dtype) + limit)}
     for n, slope in enumerate(slopes):
         around = error * (slope.abs() + slope.abs().amax(1, keepdim=True) / math.sqrt(count))
+        if point["loss"].startswith("cosine"):
+            around = around + error * scale.abs()[:, None] / given[n].norm(dim=1, keepdim=True)
         smallest = 4 * tolerances.rounding(torch.zeros_like(slope), dtype)
         found[f"gradient {n}"] = Exact(slope, tolerances.rounding(slope, dtype) + around + smallest)
     return found
