@@ -44,7 +44,8 @@ class Rounds:
         self.note(case, way.name, **figures)
 
     def one(self, way: Way, first: bool) -> None:
-        """Build with an empty engine and without downloaded wheels, then change a pin twice. `first`: also measure
+        """Build with an empty engine and without downloaded wheels. Then change a pin to a wheel that must be
+        downloaded, and, if the tool keeps wheels, to one that is already downloaded. `first`: also measure
         sizes."""
         way.forget()
         self.arena.empty()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # auditing an environment must not import the engine's client
 @click.argument("image", required=False)
 @click.option("--python", "python", metavar="PATH", help="Audit this interpreter, or the environment in this folder.")
 @click.option("--here", is_flag=True, help="Audit the shell's active environment, else that of python3 on PATH.")
-@click.option("--profile", "name", metavar="NAME", help="Compare with this profile's GPUs and lock.")
+@click.option("--profile", "name", metavar="NAME", help="Judge for this profile's GPUs, and compare with its lock.")
 @judged_gpus_option
 @json_option
 def command(

@@ -110,8 +110,8 @@ def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
 
 
 def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
-    """The packages of a uv.lock that the project needs, each with its locked version. Raises ProfileError if the file
-    is not a uv.lock, or has several projects of which none is in its folder."""
+    """The packages of a uv.lock that the project needs, each with its locked version. Raises ProfileError if the
+    file is not a uv.lock, or if none of its packages is a project in the folder of the uv.lock."""
     document, packages, lines = _tables(text, "package", name)
     yield from _for_another_python(document, text, python)
     places = {id(package): line for package, line in zip(packages, lines, strict=True)}

@@ -248,7 +248,7 @@ def _message(done: Result) -> str:
 
 
 def steps(site: Site, only: Container[str], say: Callable[[Round], None]) -> list[Round]:
-    """Run each step with each disk full to which it writes; `only`: PLACE/STEP of the requested rounds."""
+    """Run the requested rounds. Each fills one disk when one step begins. `only`: PLACE/STEP of these rounds."""
     site.begin()
     wanted = [(place, step) for place, steps in ROUNDS.items() for step in steps if f"{place}/{step}" in only]
     return [_reported(_round(site, place, step), say) for place, step in wanted]

@@ -247,8 +247,8 @@ def _lifted(value: Any) -> Any:
 
 
 def _written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the tensors that an operation writes to and returns (in place, or by `out`); None if it creates a new
-    one."""
+    """Return the arguments that an operation both writes to and returns (in place, or as `out`); None for any other
+    operation."""
     places = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False))
     found = [
         {**places, **kwargs}[argument.name]

@@ -91,7 +91,7 @@ class Engine:
         pass
 
     def upload(self, context: StepContext, place: Repository, proved: Any, zstd: bool, tag: str) -> None:
-        """In place of the layers, which are written only for zstd."""
+        """With zstd, call the real upload. Otherwise write no layers: only put a manifest into the registry."""
         if zstd:
             upload_layers(context, place, proved, zstd, tag)
         else:

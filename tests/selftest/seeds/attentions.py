@@ -26,7 +26,7 @@ def stale(kernel: Kernel) -> Kernel:
 
 
 def attention_nan(kernel: Kernel) -> Kernel:
-    """One NaN, for the long length, one depth and one dtype only."""
+    """Write one NaN, only for the long sequence length, head dimension 128 and bfloat16."""
     lengths = (attention_backend_probes.LONG, attention_backend_probes.LONG_CPU)
 
     def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:

@@ -61,7 +61,7 @@ Layout = tuple[str, str, str]  # the layouts of the input, the weights and the g
 Variant = tuple[torch.dtype, Layout]
 # A value, the number of products in an element, and the sums of each image or None: see _exactly.
 Sums = tuple[torch.Tensor, int, "torch.Tensor | None"]
-Missing = Mapping[Variant, Collection[str]]  # for each variant, the results that are not computed
+Missing = Mapping[Variant, Collection[str]]  # for each variant, the results left out: torch computes them wrongly
 APART = "fp32 output (weights alone channels last)"
 CONTIGUOUS, ALL_LAST = ("contiguous",) * 3, ("channels last",) * 3
 PER_IMAGE = ("output", GRADIENTS[0])

@@ -481,8 +481,8 @@ class ElementwiseMakers:
             x = x.abs() + LEAST
         x = x.view(shape).to(dtype)
         if function in PIECEWISE:
-            x.view(-1)[::5] = 0  # where the slope changes
-        if function in KINKED:  # the derivative at a kink is a convention, so these arguments are avoided
+            x.view(-1)[::5] = 0  # 0 is tested, where the slope of all of them except hardtanh changes
+        if function in KINKED:  # the kinks of these are not tested: the derivative there is a convention
             x[x.abs() == KINKED[function]] += 1
         grad = hashed_inputs.whole(shape, seed + 1, 3).to(dtype)
         name = f"{function} {shape[0]}x{shape[1]}, {point['layout']}"

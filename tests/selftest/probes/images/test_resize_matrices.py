@@ -1,4 +1,5 @@
-"""The matrices of resizing, and what their tolerance counts on: slopes and roundings of torch's weights."""
+"""The matrices of resizing, and the constants in their tolerance: the largest slope of a weight, and the rounding
+errors of torch's weights and positions."""
 
 from fractions import Fraction
 from typing import Any
