@@ -106,20 +106,17 @@ class Repository:
                 time.sleep(pause)
 
     def _blocks_from(self, digest: str, start: int) -> Generator[bytes, None, None]:
-        """The bytes of a blob from `start` on. If the registry sends the whole blob, the first ones are dropped."""
+        """The bytes of a blob from `start` on. If the registry sends the whole blob, the first ones are dropped. If it
+        sends a different part than requested, or none, the whole blob is requested."""
         path, ranges = f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {}
         answer = self._get(path, headers=ranges, codes=(200, 206, 416) if start else (200,))
-        if answer is not None and answer.status_code == 416:
+        if answer is not None and answer.status_code != 200 and not _is_rest(answer, start):
             answer.close()
             answer = self._get(path)
         if answer is None:
             raise NetworkError(f"{self.reference.repository} has no blob {digest}")
-        dropped = start
+        dropped = 0 if _is_rest(answer, start) else start
         try:
-            if answer.status_code == 206:
-                dropped = 0
-                if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                    raise NetworkError(f"{self.reference.host} serves a different part of the blob {digest}")
             for block in answer.iter_content(_BLOCK):
                 if len(block) > dropped:
                     yield block[dropped:]
@@ -274,6 +271,11 @@ class Repository:
             return registry_http_and_auth.whole_body(answer, limit, what)
         except requests.RequestException as error:
             raise registry_http_and_auth.unreachable(self.reference.host, error) from None
+
+
+def _is_rest(answer: requests.Response, start: int) -> bool:
+    """Whether a response contains a blob from `start` on, as requested."""
+    return answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
 
 
 def _error_message(answer: requests.Response) -> str:

@@ -36,6 +36,7 @@ class Registry:
     cut_parts: list[int] = field(default_factory=list)  # of the next parts: bytes after which the connection ends
     sent: list[tuple[str, int]] = field(default_factory=list)  # digest of a blob, bytes of it that were sent
     ranges: bool = True  # whether it sends the rest of a blob only, if asked for it
+    content_range: str | None = None  # sent with the rest of a blob instead of the right one
     cut_blobs: list[int] = field(default_factory=list)  # of the next blobs: bytes after which the connection ends
     sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
     mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # blobs of other repositories
@@ -139,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
             if start >= len(content):
                 return self._answer(416, {}, b"{}")
             code, headers = 206, {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            if self.registry.content_range is not None:
+                headers = {"Content-Range": self.registry.content_range}
             content = content[start:]
         if self.command == "GET" and self.registry.cut_blobs:
             self.close_connection = True
