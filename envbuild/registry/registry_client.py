@@ -88,16 +88,21 @@ class Repository:
         if f"sha256:{seen.hexdigest()}" != digest:
             raise self.wrong_content(digest)
 
-    def unchecked_blocks(self, digest: str, start: int) -> Generator[bytes, None, None]:
-        """The bytes of a blob from `start` on, in blocks; an interrupted response is resumed. The caller must compare
-        the whole content with the digest."""
+    def unchecked_blocks(self, digest: str, start: int, size: int) -> Generator[bytes, None, None]:
+        """The bytes of a blob of `size` bytes from `start` on, in blocks; a response that ends early is resumed. The
+        caller must compare the whole content with the digest. Raises Refusal if the blob has more bytes: a registry
+        could fill the disk with a blob that does not end."""
         pauses = iter(_PAUSES)
-        while True:
+        while start < size:
             try:
                 for block in self._blocks_from(digest, start):
                     start += len(block)
+                    if start > size:
+                        raise Refusal("digest", f"the blob {digest} has more bytes than the {size} in its manifest")
                     yield block
-                return
+                if start < size:
+                    sent = f"{self.reference.host} sends only {start} of the {size} bytes of the blob {digest}"
+                    raise _BrokenResponse(sent, hint="run the same command again")
             except _BrokenResponse as error:
                 pause = next(pauses, None)
                 if pause is None:

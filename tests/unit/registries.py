@@ -36,6 +36,7 @@ class Registry:
     cut_parts: list[int] = field(default_factory=list)  # of the next parts: bytes after which the connection ends
     sent: list[tuple[str, int]] = field(default_factory=list)  # digest of a blob, bytes of it that were sent
     ranges: bool = True  # whether it sends the rest of a blob only, if asked for it
+    part_limit: int | None = None  # bytes of a blob that one response has at most, as if they were all
     content_range: str | None = None  # sent with the rest of a blob instead of the right one
     cut_blobs: list[int] = field(default_factory=list)  # of the next blobs: bytes after which the connection ends
     sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
@@ -143,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self.registry.content_range is not None:
                 headers = {"Content-Range": self.registry.content_range}
             content = content[start:]
+        if self.command == "GET":
+            content = content[: self.registry.part_limit]
         if self.command == "GET" and self.registry.cut_blobs:
             self.close_connection = True
             headers = {**headers, "Content-Length": str(len(content))}

@@ -198,12 +198,12 @@ def _append_rest(
     place: Repository, layer: BaseLayerRef, part: Path, begin: int, came: Callable[[int], None], stop: threading.Event
 ) -> bool:
     """Append the rest of a layer to its first `begin` bytes in `part`. Return whether the layer is complete: it is not
-    if `stop` was set. Raises Refusal if its size or its digest is wrong."""
+    if `stop` was set. Raises Refusal if it is too large or its digest is wrong."""
     with part.open("r+b" if begin else "wb") as stream:
         seen = hashlib.sha256()
         for block in iter(functools.partial(stream.read, _BLOCK), b"") if begin else ():
             seen.update(block)
-        for block in _sized(place, layer, begin):
+        for block in place.unchecked_blocks(layer.digest, begin, layer.size):
             if stop.is_set():
                 return False
             stream.write(block)
@@ -345,20 +345,6 @@ def _is_history_entry(item: Any) -> bool:
     return isinstance(item, dict) and all(
         isinstance(item[key], bool if key == "empty_layer" else str) for key in _SHOWN if key in item
     )
-
-
-def _sized(place: Repository, layer: BaseLayerRef, begin: int) -> Iterator[bytes]:
-    """Yield the blob of a layer from the byte `begin` on. Raises Refusal if its size is not the one in the manifest: a
-    registry could fill the disk with a blob that does not end."""
-    count = begin
-    for block in place.unchecked_blocks(layer.digest, begin) if begin < layer.size or not begin else ():
-        count += len(block)
-        if count > layer.size:
-            break
-        yield block
-    if count != layer.size:
-        size = "more" if count > layer.size else str(count)
-        raise Refusal("digest", f"the blob {layer.digest} has {size} bytes, its manifest states {layer.size}")
 
 
 def _write(digest: str, raw: bytes) -> None:
