@@ -123,8 +123,7 @@ class Repository:
         dropped = 0 if _is_rest(answer, start) else start
         try:
             for block in answer.iter_content(_BLOCK):
-                if len(block) > dropped:
-                    yield block[dropped:]
+                yield block[dropped:]  # empty while bytes are dropped, so that the caller can stop
                 dropped = max(0, dropped - len(block))
         except requests.RequestException as error:
             broken = registry_http_and_auth.unreachable(self.reference.host, error)

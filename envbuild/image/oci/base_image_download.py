@@ -202,6 +202,8 @@ def _append_rest(
     with part.open("r+b" if begin else "wb") as stream:
         seen = hashlib.sha256()
         for block in iter(functools.partial(stream.read, _BLOCK), b"") if begin else ():
+            if stop.is_set():
+                return False
             seen.update(block)
         for block in place.unchecked_blocks(layer.digest, begin, layer.size):
             if stop.is_set():

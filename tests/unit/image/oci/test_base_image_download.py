@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import zstandard
 from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.image.oci.base_image_download import BaseImage
 from envbuild.registry import oci_types, registry_client
+from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, DiskError, HashMismatch, NetworkError
@@ -449,6 +451,26 @@ def test_a_failure_ends_the_other_downloads(registry: Registry, monkeypatch: pyt
         download(reference)
     assert "has no blob" in str(caught.value.hint)
     assert count[0] < 100
+
+
+@pytest.mark.parametrize("blocks", [5, 15])
+def test_a_download_also_stops_before_its_first_new_byte(
+    registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """While ten blocks of the part are hashed, and while they are dropped from the response."""
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    image = base_image_download.read_base_image(one_layer, PLATFORM)
+    assert image
+    registry.ranges = False
+    monkeypatch.setattr(base_image_download, "_BLOCK", 10_000)
+    part_of(FIRST).write_bytes(LARGE.blobs[0][:100_000])
+    stop, looks = threading.Event(), itertools.count()
+    monkeypatch.setattr(stop, "is_set", lambda: next(looks) == blocks)
+    place = Repository(Reference.parse(one_layer))
+    base_image_download._download_layer(place, image.layers[0], lambda count: None, stop)
+    assert part_of(FIRST).stat().st_size == 100_000
+    assert next(looks) == blocks + 1
+    assert len(sent(registry)) == (blocks > 10)
 
 
 def test_an_interruption_leaves_only_parts(registry: Registry) -> None:
