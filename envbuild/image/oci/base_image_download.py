@@ -54,6 +54,12 @@ class BaseImage:
     config: Config
     history: tuple[Mapping[str, Any], ...]
 
+    @property
+    def file_digests(self) -> list[str]:
+        """The digests of the files in the cache. The first two are the same unless the reference names an index."""
+        own = [self.reference.rpartition("@")[2], self.manifest, self.config.id]
+        return [*own, *(layer.digest for layer in self.layers)]
+
     def recipe(self, layer: BaseLayerRef) -> BaseBlobLayer:
         return BaseBlobLayer(_file(layer.digest), layer.digest, layer.diff_id)
 
@@ -82,7 +88,7 @@ def cached_files(reference: str, platform: str) -> set[str]:
     digests = [reference.rpartition("@")[2]]
     with contextlib.suppress(EnvbuildError):  # an image that cannot be used has no other files worth keeping
         if image := read_base_image(reference, platform):
-            digests += [*(layer.digest for layer in image.layers), image.config.id, image.manifest]
+            digests = image.file_digests
     return {_file(digest).name for digest in digests}
 
 
@@ -121,6 +127,7 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
     with _named_in_errors(reference):
         place = Repository(Reference.parse(reference))
         image = _downloaded_description(place, reference, platform)
+        _mark_as_used(image)
         _download_layers(place, image, show)
     return image
 
@@ -147,6 +154,14 @@ def _downloaded_description(place: Repository, reference: str, platform: str) ->
     if not _is_intact(manifest.config):
         _write(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
     return _parsed(reference, platform, manifest)
+
+
+def _mark_as_used(image: BaseImage) -> None:
+    """Set the time of the image's files and parts to now, so that `envbuild prune` keeps them for another day."""
+    for digest in image.file_digests:
+        for file in (_file(digest), _part(digest)):
+            with contextlib.suppress(OSError):
+                os.utime(file)
 
 
 def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, int], None]) -> None:
@@ -183,7 +198,7 @@ def _download_layer(place: Repository, layer: BaseLayerRef, came: Callable[[int]
                 part.replace(_file(layer.digest))
             return
         except Refusal:
-            part.unlink()
+            part.unlink(missing_ok=True)
             if not begin:
                 raise
         except OSError:  # such as a full disk

@@ -25,6 +25,7 @@ from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test
+from envbuild.registry import oci_types
 from envbuild.runners import docker_runner
 from envbuild.util import user_folders
 from unit.image.base_images import PLATFORM, PushedBase, debian
@@ -353,6 +354,29 @@ def test_the_files_of_a_base_image_stay_as_long_as_a_lock_names_it(locked: Lock)
     assert {path.name for path in folder.iterdir()} == needed | {".incoming-now"}
     left = image_and_cache_pruning.caches([], [locked])
     assert {Path(item.name).name for item in left if item.kind == "images"} == needed
+
+
+def test_the_files_of_a_base_image_stay_for_a_day_after_each_download() -> None:
+    """Also those that were in the cache before, and the part of a layer."""
+    folder = user_folders.cache_folder("images")
+    base = PushedBase([debian(), {"etc/motd": b"hello"}])
+    part = folder / f".{oci_types.digest_of(base.blobs[0])[7:]}.part"
+    removable: list[image_and_cache_pruning.Removable] = []
+
+    def show(name: str, count: int) -> None:
+        removable.extend(one for one in image_and_cache_pruning.caches([], []) if one.kind == "images")
+
+    with serving(Registry()) as registry:
+        reference = base.reference(registry)
+        image = base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
+        (folder / image.layers[0].digest[7:]).unlink()
+        part.write_bytes(base.blobs[0][:10])
+        for file in folder.iterdir():
+            os.utime(file, (0, 0))
+        assert len(list(image_and_cache_pruning.caches([], []))) == 4
+        base_image_download.download_base_image(reference, PLATFORM, show)
+    show("", 0)
+    assert removable == []
 
 
 def test_what_was_read_from_a_base_image_stays_as_long_as_a_lock_needs_it(project: Path) -> None:
