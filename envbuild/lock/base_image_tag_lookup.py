@@ -21,7 +21,7 @@ def image_of_tag(tag: str) -> str:
         found = Repository(reference).manifest(reference.target)
     except NetworkError as error:
         raise NetworkError(
-            f"the tag of the base image {tag} cannot be looked up in its registry", hint=registry_hint(tag, error)
+            f"the tag of the base image {tag} cannot be looked up in its registry", hint=registry_hint(error)
         ) from error
     if found is None:
         raise ProfileError(
@@ -31,7 +31,6 @@ def image_of_tag(tag: str) -> str:
     return f"{tag.rpartition(':')[0]}@{found.digest}"
 
 
-def registry_hint(reference: str, error: NetworkError) -> str:
-    """What the user can do after an error of the registry of a base image."""
-    host = Reference.parse(reference).host
-    return f"{error.message}\nif it is private: docker login {host}; put its CA into /etc/docker/certs.d/{host}"
+def registry_hint(error: NetworkError) -> str:
+    """What the registry of a base image reports, and what the user can do."""
+    return f"{error.message}\n{error.hint}" if error.hint else error.message

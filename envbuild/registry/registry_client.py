@@ -267,7 +267,8 @@ class Repository:
             return
         message = _error_message(answer)
         answer.close()
-        hint = f"docker login {self.reference.host}" if answer.status_code in (401, 403) else message
+        login = f"docker login {self.reference.host}" if answer.status_code in (401, 403) else ""
+        hint = "\n".join(filter(None, (message, login)))
         raise NetworkError(f"{self.reference.repository} {what}: {answer.status_code}", hint=hint or None)
 
     def _body(self, answer: requests.Response, limit: int, what: str) -> bytes:

@@ -145,7 +145,7 @@ def _named_in_errors(reference: str) -> Iterator[None]:
         yield
     except NetworkError as error:
         raise NetworkError(
-            f"the base image {reference} cannot be fetched from its registry", hint=registry_hint(reference, error)
+            f"the base image {reference} cannot be fetched from its registry", hint=registry_hint(error)
         ) from error
 
 
@@ -285,7 +285,8 @@ def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
     if not _is_intact(digest):
         found = place.manifest(digest)
         if found is None:
-            raise NetworkError(f"{place.reference.repository} has no manifest {digest}")
+            login = f"if the image is private: docker login {place.reference.host}"
+            raise NetworkError(f"{place.reference.repository} has no manifest {digest}", hint=login)
         _write(digest, found.raw)
     return _cached_manifest(digest)
 

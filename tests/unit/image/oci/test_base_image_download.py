@@ -19,7 +19,7 @@ import zstandard
 
 from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.image.oci.base_image_download import BaseImage
-from envbuild.registry import oci_types, registry_client
+from envbuild.registry import oci_types, registry_client, registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util import user_folders
@@ -185,9 +185,7 @@ def test_without_a_login_the_image_and_the_command_are_named(
     assert (caught.value.code, caught.value.kind) == (7, "network")
     assert caught.value.message == f"the base image {reference} cannot be fetched from its registry"
     assert "401" in str(caught.value.hint)
-    assert f"docker login {registry.host}; put its CA into /etc/docker/certs.d/{registry.host}" in str(
-        caught.value.hint
-    )
+    assert f"docker login {registry.host}" in str(caught.value.hint)
     assert files() == set()
     docker_login(tmp_path, monkeypatch, **{registry.host: "me:secret"})
     forget()
@@ -205,6 +203,21 @@ def test_a_part_that_the_registry_lacks_is_an_error_of_the_network(registry: Reg
     with pytest.raises(NetworkError, match=reference) as caught:
         download(reference)
     assert f"has no {'manifest' if what == 'manifest' else 'blob'} sha256:" in str(caught.value.hint)
+    assert ("docker login" in str(caught.value.hint)) == (what == "manifest")
+
+
+@pytest.mark.parametrize("code", [403, 429])
+def test_the_message_of_the_registry_is_shown(registry: Registry, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Such as the one of a limit of downloads, after which a login is of no use."""
+    reference = BASE.reference(registry)
+    body = b'{"errors": [{"code": "TOOMANYREQUESTS", "message": "You have reached your pull rate limit"}]}'
+    registry.lies[f"/v2/team/base/manifests/{reference.partition('@')[2]}"] = (code, {}, body)
+    whole = registry_http_and_auth.registry_session
+    monkeypatch.setattr(registry_http_and_auth, "registry_session", lambda authority, tries=1: whole(authority, 1))
+    with pytest.raises(NetworkError, match=reference) as caught:
+        download(reference)
+    assert f": {code}\nTOOMANYREQUESTS: You have reached your pull rate limit" in str(caught.value.hint)
+    assert (f"docker login {registry.host}" in str(caught.value.hint)) == (code == 403)
 
 
 @pytest.mark.parametrize("what", ["manifest", "configuration", "layer"])
