@@ -12,6 +12,7 @@ from envbuild.fetch.sha256_file_store import Store
 from envbuild.image import build_context_folders, build_error_messages, debian_base_tar, docker_client_finder
 from envbuild.image.docker_engine import Engine
 from envbuild.lock.lock_file import Lock
+from envbuild.registry.oci_types import Reference
 from envbuild.util import disk_space, process_locks, temporary_files
 from envbuild.util.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.util.host_processes import LineListeners, run
@@ -139,7 +140,7 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
     errors = build_error_messages.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
         message = errors[-1].partition("failed to solve: ")[2] or errors[-1]
-        host = lock.image.partition("/")[0]
+        host = Reference.parse(lock.image).host
         return NetworkError(
             f"the base image {lock.image} cannot be fetched from its registry",
             hint=f"{message}\nif the image is private: docker login {host}\n"

@@ -379,6 +379,13 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(
     assert f"docker login {HOST}\n" in str(caught.value.hint)
 
 
+def test_the_login_for_a_base_image_of_docker_hub_names_its_registry(locked: Lock, builder: BuildxStandIn) -> None:
+    builder.answer = Completed(1, "", f"{SOLVE}pull access denied\n")
+    with pytest.raises(NetworkError) as caught:
+        built(dataclasses.replace(on_image(locked), image=f"python@sha256:{'a' * 64}"))
+    assert "docker login docker.io\n" in str(caught.value.hint)
+
+
 def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: BuildxStandIn) -> None:
     builder.answer = Completed(1, "", f"{SOLVE}failed to authorize")
     with pytest.raises(BuildError):
