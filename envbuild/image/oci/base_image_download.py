@@ -201,8 +201,9 @@ def _download_layer(place: Repository, layer: BaseLayerRef, came: Callable[[int]
             part.unlink(missing_ok=True)
             if not begin:
                 raise
-        except OSError:  # such as a full disk
-            part.unlink(missing_ok=True)
+        except OSError as error:
+            if disk_space.is_disk_full(error):
+                part.unlink(missing_ok=True)
             raise
         finally:
             if part.is_file() and not part.stat().st_size:

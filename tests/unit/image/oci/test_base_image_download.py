@@ -502,16 +502,20 @@ def test_an_interruption_leaves_only_parts(registry: Registry) -> None:
     assert set(map(oci_types.digest_of, LARGE.blobs)) <= files()
 
 
-def test_a_full_disk_leaves_no_part(registry: Registry, one_layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "stays"), [(errno.ENOSPC, False), (errno.EIO, True), (errno.EACCES, True)])
+def test_only_a_full_disk_leaves_no_part(
+    registry: Registry, one_layer: str, monkeypatch: pytest.MonkeyPatch, number: int, stays: bool
+) -> None:
     base_image_download.download_base_manifest(one_layer, PLATFORM)
 
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail(handle: int) -> None:
+        raise OSError(number, "failed")
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(os, "fsync", full)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="failed"):
+        patched.setattr(os, "fsync", fail)
         download(one_layer)
-    assert not files() & {FIRST}
+    assert part_of(FIRST).exists() == stays
+    assert not part_of(FIRST).with_name(FIRST[7:]).exists()
 
 
 @pytest.mark.parametrize(
