@@ -141,8 +141,12 @@ def download_base_manifest(reference: str, platform: str) -> None:
 
 @contextlib.contextmanager
 def _named_in_errors(reference: str) -> Iterator[None]:
+    """Name the base image in the errors of its registry and of its content, with what to do."""
     try:
         yield
+    except Refusal as error:
+        hint = error.hint or "run the same command again; if it fails again, use another image or another registry"
+        raise Refusal(error.reason.id, f"the base image {reference} is refused: {error.message}", hint=hint) from error
     except NetworkError as error:
         raise NetworkError(
             f"the base image {reference} cannot be fetched from its registry", hint=registry_hint(error)
@@ -251,10 +255,9 @@ def _part_bytes(layer: BaseLayerRef) -> int:
 def read_base_image(reference: str, platform: str) -> BaseImage | None:
     """Return a base image by its files in the cache; None if its manifest or its configuration is missing there. Its
     layers may be missing. Raises what `download_base_image` raises, except NetworkError."""
-    try:
+    with contextlib.suppress(FileNotFoundError), _named_in_errors(reference):
         return _parsed(reference, platform, _image_manifest(reference, platform, _cached_manifest))
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def _image_manifest(reference: str, platform: str, read: Callable[[str], Manifest]) -> Manifest:
@@ -268,7 +271,7 @@ def _image_manifest(reference: str, platform: str, read: Callable[[str], Manifes
     if len(images) != 1:
         raise BuildError(
             f"the base image {reference} has {some(len(images), 'image')} for {platform}",
-            hint="name the digest of one image: docker buildx imagetools inspect shows them",
+            hint="name one image by its tag or digest: docker buildx imagetools inspect shows them",
         )
     return read(oci_types.digest_in(images[0]))
 
@@ -320,9 +323,7 @@ def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
     document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
     strict_and_canonical_json.require_unicode(document, "the base image's configuration has a text that is not Unicode")
     if f"{document.get('os')}/{document.get('architecture')}" != platform:
-        raise BuildError(
-            f"the base image {reference} is not of {platform}", hint="name the digest of an image of this platform"
-        )
+        raise BuildError(f"the base image {reference} is not of {platform}", hint="name an image of this platform")
     if config.settings.get("OnBuild"):
         raise BuildError(
             f"the base image {reference} has ONBUILD instructions, which envbuild does not run",
