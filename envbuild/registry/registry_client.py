@@ -122,6 +122,12 @@ class Repository:
             raise NetworkError(f"{self.reference.repository} has no blob {digest}")
         dropped = 0 if _is_rest(answer, start) else start
         try:
+            encoding = answer.headers.get("Content-Encoding", "identity").lower()
+            if encoding != "identity":  # requests would decode it, but sizes and digests are those of the blob
+                raise NetworkError(
+                    f"{self.reference.host} sends the blob {digest} with the Content-Encoding {encoding[:50]!r}",
+                    hint="a proxy may compress what the registry sends: connect without it",
+                )
             for block in answer.iter_content(_BLOCK):
                 yield block[dropped:]  # empty while bytes are dropped, so that the caller can stop
                 dropped = max(0, dropped - len(block))

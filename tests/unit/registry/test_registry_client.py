@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,17 @@ def test_another_blob_for_the_digest_is_refused(registry: Registry) -> None:
     with pytest.raises(Refusal) as caught:
         repository(registry).blob(digest)
     assert refused(caught) == "digest"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "x-unknown"])
+def test_an_encoded_blob_is_refused(registry: Registry, encoding: str) -> None:
+    """Also if the decoded bytes match the digest."""
+    digest, path = registry.add_blob(b"right"), "/v2/team/h20/blobs/"
+    registry.lies[path + digest] = (200, {"Content-Encoding": "identity"}, b"right")
+    assert repository(registry).blob(digest) == b"right"
+    registry.lies[path + digest] = (200, {"Content-Encoding": encoding}, gzip.compress(b"right"))
+    with pytest.raises(NetworkError, match=f"Content-Encoding '{encoding.lower()}'"):
+        repository(registry).blob(digest)
 
 
 def test_a_manifest_served_as_another_type_is_refused(registry: Registry) -> None:
