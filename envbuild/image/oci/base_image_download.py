@@ -30,7 +30,7 @@ from envbuild.util import disk_space, strict_and_canonical_json, temporary_files
 from envbuild.util.errors import BuildError, EnvbuildError, NetworkError, some
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
-VERSION = 1
+VERSION = 2
 """Increment it with every change that gives another configuration or other types of layers for the same base image."""
 _OCI, _DOCKER = "application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"
 LAYER_TYPES = {

@@ -297,7 +297,7 @@ def _folders_of_base(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
     if inputs.on_image is None:
         return []
     held = inputs.on_image[1]
-    nvcc = [held.library_folder, held.lib64] if lock.nvcc else []
+    nvcc = [held.library_folder, held.lib64] if SingleLayer.BASE_NVCC in layer_sources(lock) else []
     written = [VENV, *(held.folders[archive.name] for archive in lock.archives), *nvcc]
     folders = tuple(one for one in held.odd_folders if any(f"{path}/".startswith(f"{one.path}/") for path in written))
     if not folders:

@@ -322,6 +322,7 @@ ODD = {
     ("kind", "expected"),
     [
         ("wheels", ["/opt"]),
+        ("nvcc of wheels", ["/opt"]),
         ("archives", ["/opt", "/usr", "/usr/local", "/usr/local/cuda-12.6"]),
         ("nvcc", ["/opt", "/usr", "/usr/local", "/usr/local/cuda-12.6", "/usr/local/cuda-12.6/lib64"]),
     ],
@@ -329,7 +330,9 @@ ODD = {
 def test_folders_of_a_base_image_keep_their_mode_and_owner(kind: str, expected: list[str]) -> None:
     """The last layer restores those that other layers change."""
     archives = replace(golden("image-base"), archives=golden("devel-archive").archives)
-    lock = {"wheels": golden("image-base"), "archives": archives, "nvcc": toolkit_of_base()}[kind]
+    of_wheels = replace(golden("image-base"), nvcc=golden("devel-wheels").nvcc)
+    nvcc = {"nvcc of wheels": of_wheels, "nvcc": toolkit_of_base()}
+    lock = {"wheels": golden("image-base"), "archives": archives, **nvcc}[kind]
     found = on_base(lock, contents=replace(CONTENTS, odd_folders=tuple(ODD.values())))
     last = found.layers[-1]
     assert isinstance(last.recipe, BaseImageFoldersLayer)
