@@ -13,12 +13,13 @@ import pytest
 
 from envbuild.image import extension_wheel_build
 from envbuild.image.extension_wheel_build import BuiltWheel
-from envbuild.image.oci import disk_space_needs, image_description
+from envbuild.image.oci import base_image_download, disk_space_needs, image_description
 from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.pipeline import build_downloads, image_steps
 from envbuild.pipeline.model import Recipe
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, LockError
 from unit.image.base_images import PushedBase, debian
 from unit.registries import Registry, serving
@@ -105,6 +106,18 @@ def test_nothing_is_compiled_on_a_base_image_with_an_nvcc_of_another_release(com
     with pytest.raises(BuildError, match="nvcc of the base image is missing"):
         compile_extensions(needed)
     assert "compile" not in compiling.done
+
+
+def test_a_manifest_in_the_cache_is_not_waited_for(compiling: Compiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may download something else for a long time."""
+    lock, progress = compiling.recipe(PushedBase([debian()])).lock, MagicMock()
+    build_downloads.fetch_base_manifest(lock, progress)
+    with monkeypatch.context() as patched:
+        patched.setattr(build_downloads, "one_fetch_at_a_time", lambda _: pytest.fail("waits"))
+        build_downloads.fetch_base_manifest(lock, progress)
+    (user_folders.cache_folder("images") / str(lock.image).rpartition(":")[2]).write_bytes(b"damaged")
+    build_downloads.fetch_base_manifest(lock, progress)
+    assert base_image_download.read_base_image(str(lock.image), lock.platform)
 
 
 @pytest.mark.parametrize("base", [PushedBase([debian()]), None])
