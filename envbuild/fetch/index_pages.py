@@ -150,7 +150,10 @@ def _html(text: str) -> Iterator[Listed]:
     parser.feed(text)
     for anchor in parser.found:
         address, _, fragment = (anchor.get("href") or "").partition("#")
-        file = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
+        try:
+            file = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
+        except ValueError:  # such as http://[x
+            continue
         sha256 = urllib.parse.parse_qs(fragment).get("sha256", [None])[0]
         yield Listed(
             file, sha256, anchor.get("data-requires-python") or "", None, "data-yanked" in anchor, _absolute(address)

@@ -88,6 +88,13 @@ def test_pages_say_the_same_as_html_and_as_json(served: Index) -> None:
     assert index_pages.listed_files("nosuch") == ()
 
 
+def test_an_invalid_link_does_not_hide_the_others(tmp_path: Path) -> None:
+    page = tmp_path / "links.html"
+    links = ("http://[x", "https://[::1/alpha-2.0-py3-none-any.whl", "https://x.example/alpha-1.0-py3-none-any.whl")
+    page.write_text("".join(f'<a href="{link}">x</a>' for link in links), encoding="utf-8")
+    assert [one.file for one in index_pages.listed_at(str(page), "alpha")] == ["alpha-1.0-py3-none-any.whl"]
+
+
 def test_the_first_index_that_has_a_name_answers_for_it(
     served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
