@@ -35,7 +35,7 @@ from envbuild.util.untrusted_input_errors import Malformed, Refusal
 VERSION = 2
 """Increment it with every change that may give other contents for the same layers."""
 _MOST_FOLDERS = 1000  # in PATH
-_MOST_OWNERS = 2**32 - 1  # (uid_t) -1 means no user
+_INVALID_ID = 2**32 - 1  # (uid_t) -1 means no user
 _LARGEST_TEMPLATE, _ALL_TEMPLATES = 1 << 18, 1 << 24  # bytes
 _OVERLAP = 256  # bytes, more than a searched text has
 _STANDARD_LIBRARY = ("lib", "lib64")  # below the prefix; Red Hat has it in lib64
@@ -68,7 +68,8 @@ class BaseContents:
     as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the CUDA release of the toolkit's nvcc,
     empty if nvcc is missing; `libraries`: the names in the folder `library_folder`, the toolkit's lib64 behind all
     links; `lib64`: the path of that link if it is missing, or empty. `folders`: the folder of each kind of archive,
-    where the image's symbolic links lead from it. `odd_folders`: of these folders, of /opt, and of their parents."""
+    where the image's symbolic links lead from it. `odd_folders`: those of the folders above, of /opt and of their
+    parents whose mode or owner is not 0755 root:root."""
 
     interpreter: str
     executable: str
@@ -95,7 +96,7 @@ def base_contents(
     image's variables.
 
     Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv or an /opt
-    that only its owner may enter; Refusal for an invalid layer.
+    that other users cannot enter; Refusal for an invalid layer.
     """
     file, search = contents_file(layers, python, environment), _search_path(environment)
     known = sha256_file_store.noted(file, _CachedContents)
@@ -229,7 +230,7 @@ def _odd_folders(tree: FileTree, written: Iterable[str]) -> Iterator[BaseFolder]
         found = tree.resolve(path)
         if found and path == found[0] != "/" and isinstance(found[1], TreeFolder) and found[1].ownership != PLAIN:
             ownership = found[1].ownership
-            if not all(0 <= number < _MOST_OWNERS for number in (ownership.uid, ownership.gid)):
+            if not all(0 <= number < _INVALID_ID for number in (ownership.uid, ownership.gid)):
                 raise Malformed("the base image has a folder with an invalid owner")
             yield BaseFolder(path, ownership)
 
