@@ -56,7 +56,8 @@ def programs(workplace: Path) -> Iterator[Programs]:
     install = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", "--reinstall", "--download-only")
     done = subprocess.run([*install, *options, *PACKAGES], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        pytest.skip(f"apt cannot fetch {', '.join(PACKAGES)}: {done.stderr.strip().splitlines()[-1]}")
+        error = done.stderr.strip().rpartition("\n")[2]  # empty if apt was killed
+        pytest.skip(f"apt cannot fetch {', '.join(PACKAGES)}: {error}")
     for deb in (folder / "debs").glob("*.deb"):
         command("dpkg", "-x", deb, folder / "unpacked")
     storage = f'driver = "overlay"\nrunroot = "{folder}/run"\ngraphroot = "{folder}/images"\n'
