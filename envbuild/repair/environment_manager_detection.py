@@ -7,6 +7,7 @@ Reads files of the environment and of the folder that contains it; runs no comma
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -51,9 +52,10 @@ class EnvironmentManager:
     conda: tuple[CondaPackage, ...] = field(default=(), repr=False)
 
     def conda_owner(self, path: str) -> CondaPackage | None:
-        """The conda package that installed a file of the environment."""
+        """The conda package that installed a file of the environment. `path`: without symbolic links, as the audit
+        collects it."""
         try:
-            relative = Path(path).relative_to(self.prefix).as_posix()
+            relative = Path(path).relative_to(os.path.realpath(self.prefix)).as_posix()
         except ValueError:
             return None
         return self._conda_files.get(relative)

@@ -82,7 +82,9 @@ class BackupFolder:
 
 def distribution_files(prefix: Path, sites: Iterable[str]) -> dict[str, list[Path]]:
     """The files of each installed distribution, by the name of its `.dist-info` folder: the files that its RECORD
-    lists, and all files in the `.dist-info` folder. Files outside the environment and bytecode are left out."""
+    lists, and all files in the `.dist-info` folder. Files outside the environment and bytecode are left out.
+    `sites`: real paths; `prefix` may lead through symbolic links."""
+    prefix = Path(os.path.realpath(prefix))
     found: dict[str, list[Path]] = {}
     for site in map(Path, sites):
         for info in sorted(site.glob("*.dist-info")):
@@ -118,6 +120,7 @@ def take_backup(
             f"an earlier fix of {prefix} was interrupted", hint=f"restore its files first: {undo_command(prefix)}"
         )
     number = int(open_backup.folder.name) + 1 if open_backup else 1
+    prefix = Path(os.path.realpath(prefix))
     folder = prefix / FOLDER / f"{number:04}"
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     with temporary_files.folder("backup", folder.parent) as made:
@@ -245,12 +248,13 @@ def latest_backup(prefix: Path) -> BackupFolder | None:
 def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
     """Raise FileError if a backup would change files outside the environment: another user may have written the
     backup."""
-    allowed = {str(prefix.parent / name) for name in PROJECT_FILES}
+    allowed = {prefix.parent.resolve() / name for name in PROJECT_FILES}
     paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
     for text in [*paths, *content.sites, content.prefix]:
         # resolve links in the folder; if the file is a link, the link itself is replaced, not its target
-        inside = (Path(text).parent.resolve() / Path(text).name).is_relative_to(prefix.resolve())
-        if text not in allowed and not (inside and Path(os.path.normpath(text)) == Path(text)):
+        real = Path(text).parent.resolve() / Path(text).name
+        expected = real in allowed or real.is_relative_to(prefix.resolve())
+        if not expected or Path(os.path.normpath(text)) != Path(text):
             raise FileError(
                 f"{manifest}: {text} is not a file of this environment",
                 hint="the backup was made for a different environment",

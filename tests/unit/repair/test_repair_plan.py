@@ -253,6 +253,16 @@ def test_a_package_of_conda_is_fixed_with_conda_only(place: Place) -> None:
     assert [warning for warning in plan.warnings if "pytorch-cuda 12.1 requires libcublas" in warning]
 
 
+def test_conda_owns_its_files_if_the_environment_is_reached_through_a_link(tmp_path: Path) -> None:
+    package = environment_manager_detection.CondaPackage("libcublas", "12.1", (), frozenset({"lib/libcublas.so.12"}))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    manager = environment_manager_detection.EnvironmentManager(
+        "conda", "python", tmp_path / "linked", "conda-meta", conda=(package,)
+    )
+    assert manager.conda_owner(str(tmp_path.resolve() / "real" / "lib" / "libcublas.so.12")) == package
+
+
 def test_invalid_files_of_conda_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / "conda-meta" / "a.json").write_text("[1]")

@@ -358,6 +358,19 @@ def test_a_program_that_writes_into_a_file_is_noticed(venv: Venv) -> None:
     assert file_backup.written_into(backup) == [str(file)]
 
 
+def test_an_environment_below_a_symlinked_folder_is_backed_up(venv: Venv) -> None:
+    """Also if the undo names the real folder."""
+    before = contents(venv.files())
+    linked = venv.prefix.parent / "linked"
+    linked.symlink_to(venv.prefix.parent)
+    Venv(linked / "venv", venv.log).fix("--apply")
+    backup = file_backup.latest_backup(linked / "venv")
+    assert backup and backup.content.names == {"nvidia-cublas-cu12", "torch"}
+    assert any("nvidia_cublas_cu12-12.4.5.8" in path for path in backup.content.added)
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(venv.files()) == before
+
+
 def test_there_is_nothing_to_undo(venv: Venv) -> None:
     done = envbuild("fix", "--python", str(venv.prefix), "--undo")
     assert done.code == 3 and "has no fix to undo" in done.stderr
