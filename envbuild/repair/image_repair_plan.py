@@ -115,7 +115,8 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
     if removed := (*changes.uninstall, *changes.overwriting):
         yield run(*pip, "uninstall", *into, *yes, *removed)
     if changes.torch:
-        yield run(*pip, "install", *into, *((force,) if _same_torch(held, changes) else ()), f"torch=={changes.torch}")
+        again = (force,) if _same_torch(held, changes) or changes.reinstall_with_torch else ()
+        yield run(*pip, "install", *into, *again, f"torch=={changes.torch}")
     pins = {pin.distribution: pin.version for pin in changes.pins}
     if missing := [pin.requirement for pin in changes.pins if not pin.installed]:
         # --no-deps: torch's own metadata may require the old version

@@ -204,10 +204,12 @@ class _Steps:
                 "to keep this torch: envbuild run --with-fix -- PROGRAM"
             )
         present = self.held.installed.get("torch", "")
-        same = present.partition("+")[0] == torch
-        force = ("--reinstall-package" if self._add()[0] == "uv" else "--force-reinstall", "torch")
-        more = () if not same else force[:1] if force[0] == "--force-reinstall" else force
-        yield Command(f"install torch {torch} with its own CUDA libraries", (*self._add(), *more, f"torch=={torch}"))
+        again = (*(("torch",) if present.partition("+")[0] == torch else ()), *self.changes.reinstall_with_torch)
+        if self._add()[0] == "uv":
+            force = tuple(word for name in again for word in ("--reinstall-package", name))
+        else:
+            force = ("--force-reinstall",) if again and self._add()[0] != "poetry" else ()
+        yield Command(f"install torch {torch} with its own CUDA libraries", (*self._add(), *force, f"torch=={torch}"))
 
     def _pins(self) -> Iterator[Command]:
         missing = [pin for pin in self.changes.pins if not pin.installed]

@@ -50,15 +50,18 @@ class LibraryPin:
 class Changes:
     """What to change. `torch`: the release to install with the libraries that it requires; `packages`: other
     requirements to install; `variables`: environment variables to set; `reinstall`: distributions whose files were
-    overwritten; `uninstall`: unrelated distributions to remove; `overwriting`: distributions to remove because they
-    overwrote files of those that torch requires; `leftovers`: files to remove that no distribution owns; `bundled`:
-    libraries that the installed torch bundles, so that only a different torch changes their version."""
+    overwritten, with their installed versions; `reinstall_with_torch`: the names of those that the installed torch
+    requires, to install again together with `torch`; `uninstall`: unrelated distributions to remove; `overwriting`:
+    distributions to remove because they overwrote files of those that torch requires; `leftovers`: files to remove that
+    no distribution owns; `bundled`: libraries that the installed torch bundles, so that only a different torch changes
+    their version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
     packages: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     reinstall: tuple[str, ...] = ()
+    reinstall_with_torch: tuple[str, ...] = ()
     uninstall: tuple[str, ...] = ()
     overwriting: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
@@ -174,10 +177,14 @@ def _version_changes(
         todo = []
     cuda = after.cuda or now.cuda or ""
     found = tuple(filter(None, (_pin(name, version, cuda, now, held, acted) for name, version in pins.items())))
+    damaged = _damaged(held, {pin.distribution for pin in found if not pin.installed})
+    # the new torch may require other versions of these than the installed ones
+    with_torch = library_and_distribution_findings.torch_requirements(held) if torch else frozenset()
     return acted, Changes(
         found, torch, tuple(packages), variables,
-        _damaged(held, {pin.distribution for pin in found if not pin.installed}), tuple(_unrelated(held)),
-        _overwriting(held), tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
+        tuple(f"{name}=={held.installed[name]}" for name in damaged if name not in with_torch),
+        tuple(name for name in damaged if name in with_torch), tuple(_unrelated(held)), _overwriting(held),
+        tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
     )  # fmt: skip
 
 
@@ -264,11 +271,11 @@ def _runs(cuda: str, driver: str) -> bool:
 
 def _damaged(held: Holdings, replaced: set[str]) -> tuple[str, ...]:
     """NVIDIA's distributions, except those that are replaced anyway, with a library file that differs from its checksum
-    in RECORD, as requirements with their installed versions."""
+    in RECORD."""
     differing = (copy.distribution for copy in held.libraries if copy.record is False and copy.sha256 is not None)
     overwritten = (item.wanted for item in library_and_distribution_findings.overwritten_libraries(held))
     names = (name for name in dict.fromkeys((*differing, *overwritten)) if name and _is_nvidias(name, held))
-    return tuple(f"{name}=={held.installed[name]}" for name in names if name not in replaced)
+    return tuple(name for name in names if name not in replaced)
 
 
 def _overwriting(held: Holdings) -> tuple[str, ...]:

@@ -391,6 +391,25 @@ def test_a_driver_that_is_too_old_gets_an_older_torch(place: Place) -> None:
     assert torch and tuple(map(int, torch.split("."))) < (2, 11)
 
 
+def test_damaged_libraries_of_a_replaced_torch_keep_the_versions_of_the_new_one(place: Place) -> None:
+    """The installed version belongs to the old torch. Only a library that torch does not require gets it again."""
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch("2.11.0", cuda="13.0", requires=("nvidia-cublas-cu12", "nvidia-nccl-cu12"))
+    for kind in ("nccl", "cudnn"):
+        with (place.site / f"nvidia/{kind}/lib" / SONAMES[kind]).open("ab") as file:
+            file.write(b"of the other wheel")
+    plan = place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n")
+    torch = plan.diagnosis.changes.torch
+    assert [command.argv[5:] for command in plan.commands] == [
+        ("--reinstall-package", "nvidia-nccl-cu12", f"torch=={torch}"),
+        ("--no-deps", "--reinstall", "nvidia-cudnn-cu12==9.1.0.70"),
+    ]
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    assert place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n").commands[0].argv[3:] == (
+        "install", "--force-reinstall", f"torch=={torch}",
+    )  # fmt: skip
+
+
 def test_a_driver_that_is_not_a_version_is_passed_over(place: Place) -> None:
     """The environment's Python says which driver it found."""
     held = place.held()
