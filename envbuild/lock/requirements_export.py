@@ -91,14 +91,16 @@ def change_metadata(lock: Lock, site: str) -> str:
     return metadata_edit(overriding_pins(lock), site)
 
 
-def metadata_edit(versions: Mapping[str, str], site: str) -> str:
-    """A shell command that makes the metadata of all installed packages require these versions.
+def metadata_edit(versions: Mapping[str, str], site: str, owner: str | None = None) -> str:
+    """A shell command that makes the metadata of all installed packages require these versions; with `owner`, only the
+    metadata of this package.
 
     `site`: the folder of the packages, as a word for the shell. sed replaces the files, so other hard links to them
     keep the old content.
     """
+    lines = rf"/^Name: *{any_spelling(owner)} *\r\?$/I,$" if owner else ""
     changes = " ".join(
-        rf"-e 's/^\(Requires-Dist: *{any_spelling(name)} *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1=={version} /I'"
+        rf"-e '{lines}s/^\(Requires-Dist: *{any_spelling(name)} *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1=={version} /I'"
         for name, version in versions.items()
     )
     return f"sed -i {changes} {site}/*.dist-info/METADATA"

@@ -136,19 +136,21 @@ def _same_torch(held: Holdings, changes: Changes) -> bool:
 
 
 def _metadata_edits(held: Holdings, pins: dict[str, str]) -> Iterator[str]:
-    """An instruction that makes the installed packages require the pinned versions, for each folder in which a package
-    requires other ones. It also removes the checksum of the changed METADATA from RECORD."""
+    """An instruction for each folder with packages that require other versions than the pinned ones. It makes these
+    packages require the pinned versions, and removes the checksum of the changed METADATA from RECORD."""
     folders = {item.name: item.folder for item in reversed(held.distributions)}
-    owners: dict[str, dict[str, None]] = {}
+    owners: dict[str, dict[str, dict[str, str]]] = {}
     for owner, requirement in library_and_distribution_findings.held_requirements(held):
         version = pins.get(canonicalize_name(requirement.name))
         if version and not requirement.specifier.contains(version, prereleases=True) and _PACKAGE.fullmatch(owner):
-            owners.setdefault(folders[owner], {})[owner] = None
-    for folder, names in owners.items():
+            name = canonicalize_name(requirement.name)
+            owners.setdefault(folders[owner], {}).setdefault(owner, {})[name] = version
+    for folder, changed in owners.items():
         site = shlex.quote(folder)
-        listed = r"\|".join(map(requirements_export.any_spelling, names))
+        edits = [requirements_export.metadata_edit(versions, site, owner) for owner, versions in changed.items()]
+        listed = r"\|".join(map(requirements_export.any_spelling, changed))
         record = rf"sed -i -e 's#^\(\({listed}\)-[^/,]*\.dist-info/METADATA\),.*#\1,,#I' {site}/*.dist-info/RECORD"
-        yield f"RUN {requirements_export.metadata_edit(pins, site)} && {record}"
+        yield f"RUN {' && '.join([*edits, record])}"
 
 
 def _loaded_libraries(held: Holdings, changes: Changes) -> Iterator[LibraryOutcome]:

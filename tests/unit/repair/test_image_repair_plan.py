@@ -76,6 +76,26 @@ def test_the_edit_of_the_metadata_leaves_an_environment_that_the_audit_accepts(p
     assert {path: path.read_bytes() for path in others} == others
 
 
+def test_the_edit_leaves_packages_that_accept_the_new_version(place: Place) -> None:
+    """Also the checksum of their METADATA, so that the audit of the fixed image finds no changed file."""
+    place.made.wheel("fused-Ops", "1.0", {}, ["nvidia-cublas-cu12>=12.1"])
+    place.made.wheel("Other_ops", "2.0", {}, ["nvidia-cublas-cu12==12.1.3.1", "nvidia-cudnn-cu12==9.1.0.70"])
+    (edit,) = [line for line in plan(place.held()).dockerfile if line.startswith("RUN sed")]
+    subprocess.run(["sh", "-c", edit.removeprefix("RUN ")], check=True)
+    required = [
+        line
+        for name in ("fused_Ops-1.0", "Other_ops-2.0", "torch-2.3.1")
+        for line in (place.site / f"{name}.dist-info" / "METADATA").read_text().splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
+    assert [line.removeprefix("Requires-Dist: ").rstrip() for line in required] == [
+        "nvidia-cublas-cu12>=12.1",
+        "nvidia-cublas-cu12==12.4.5.8",
+        "nvidia-cudnn-cu12==9.1.0.70",
+        'nvidia-cublas-cu12 ==12.4.5.8 ; platform_system == "Linux"',
+    ]
+
+
 @pytest.mark.parametrize(
     ("user", "first", "last"),
     [
