@@ -134,7 +134,7 @@ def _show_image_fix(reference: str, logs: tuple[str, ...], gpus: Sequence[Gpu], 
         raise FileError(f"{reference}: nothing to fix: torch is not installed", hint="name another image")
     plan = image_repair_plan.plan_image_repair(environment_audit.assess(reference, held, wanted), found, image.user)
     commands, prove = [], []
-    if plan.profile and not plan.diagnosis.healthy:
+    if plan.profile and plan.rebuild:
         commands = [Command("build and test the image again", ("envbuild", "make", *shlex.split(plan.profile)))]
     elif plan.dockerfile:
         build = ("docker", "build", "--tag", "fixed", "--file", "Dockerfile.fixed", ".")

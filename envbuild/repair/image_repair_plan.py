@@ -29,20 +29,23 @@ from envbuild.repair.required_changes import Changes, Diagnosis
 from envbuild.resolve import advisory_remedy
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+_BUILT_AGAIN = frozenset({"not-as-locked", "modified-file", "foreign-file", "unchecked-bytecode"})
+"""Ids of audit findings that a new image from the same lock does not have."""
 _PACKAGE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
 class ImageRepairPlan:
     """The repair of an image. `profile`: the known profile whose lock the image was built from, if any. Then the fix is
-    `profile_change`, lines to write into the profile; otherwise it is `dockerfile`. `libraries`: the files that torch
-    loads now."""
+    to build the image again (`rebuild`), after the lines of `profile_change` are written into the profile; otherwise it
+    is `dockerfile`. `libraries`: the files that torch loads now."""
 
     image: str
     diagnosis: Diagnosis
     profile: str | None
     dockerfile: tuple[str, ...] = ()
     profile_change: tuple[str, ...] = ()
+    rebuild: bool = False
     libraries: tuple[LibraryOutcome, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -50,7 +53,7 @@ class ImageRepairPlan:
     def state(self) -> Literal["healthy", "fixable", "by-hand"]:
         if self.diagnosis.healthy:
             return "healthy"
-        return "fixable" if self.dockerfile or self.profile_change else "by-hand"
+        return "fixable" if self.dockerfile or self.rebuild else "by-hand"
 
 
 def expected_in_image(labelled: Expected | None, found: Explanation | None, gpus: Sequence[Gpu]) -> Expected:
@@ -77,8 +80,8 @@ def plan_image_repair(audited: Audit, found: Explanation | None, user: str) -> I
     held, changes = audited.held, diagnosis.changes
     plan = replace(plan, libraries=tuple(_loaded_libraries(held, changes)))
     if profile:
-        lines = advisory_remedy.yaml_lines(_profile_keys(changes))
-        return replace(plan, profile_change=tuple(lines))
+        lines = tuple(advisory_remedy.yaml_lines(_profile_keys(changes)))
+        return replace(plan, profile_change=lines, rebuild=bool(lines) or _differs_from_lock(audited, changes))
     instructions = list(_instructions(held, changes))
     if not instructions:
         return plan
@@ -87,6 +90,12 @@ def plan_image_repair(audited: Audit, found: Explanation | None, user: str) -> I
     back = [f"USER {user}"] if as_root and _USER.fullmatch(user) else []
     lines_of_file = (f"FROM {audited.target}", *as_root, *instructions, *back)
     return replace(plan, dockerfile=lines_of_file, warnings=tuple(_warnings(held, changes)))
+
+
+def _differs_from_lock(audited: Audit, changes: Changes) -> bool:
+    """Whether the image has faults that a new image from the same lock does not have."""
+    files = (changes.reinstall, changes.uninstall, changes.overwriting, changes.leftovers)
+    return any(files) or any(one.id in _BUILT_AGAIN and one.severity == "defect" for one in audited.findings)
 
 
 def _profile_keys(changes: Changes) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def image_repair_lines(
     yield from _loaded(plan.libraries)
     if plan.dockerfile:
         yield "Fix: save these lines as Dockerfile.fixed"
-    elif plan.profile:
+    elif plan.rebuild:
         yield f"Fix: in the profile {plan.profile}" if plan.profile_change else "Fix: build the image again"
     yield from (f"  {line}" for line in plan.dockerfile or plan.profile_change)
     for command in commands:

@@ -21,7 +21,7 @@ from envbuild.audit.environment_audit import Expected
 from envbuild.cli import audit as audit_command
 from envbuild.facts import database
 from envbuild.image import docker_engine
-from envbuild.repair import image_repair_plan
+from envbuild.repair import image_repair_plan, repair_output
 from envbuild.repair.image_repair_plan import ImageRepairPlan
 from unit.repair import test_repair_plan
 from unit.repair.test_repair_plan import LOG, Place, explained, faulty, placed
@@ -117,6 +117,23 @@ def test_an_image_of_a_known_profile_gets_a_change_of_the_profile(place: Place) 
     assert (found.profile, found.profile_change, found.dockerfile) == ("mine", ("pins: {cublas: 12.4.5.8}",), ())
     accepted = plan(place.held(), None, **known, accepted={"cublas-hopper-fpe": "tested"})
     assert accepted.profile_change == ()
+
+
+OUT_OF_MEMORY = """NVIDIA A100-SXM4-80GB, driver 550.54.15
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB
+"""
+
+
+def test_an_image_of_a_known_profile_is_built_again_only_if_that_fixes_something(place: Place) -> None:
+    known: dict[str, Any] = {"profile": "mine", "cli_words": "mine", "claimed": True, "gpus": (H20,)}
+    held = place.held().model_copy(update={"unrecorded": []})
+    found = plan(held, OUT_OF_MEMORY, **known)
+    assert found.diagnosis.by_hand and found.diagnosis.changes.empty
+    assert (found.rebuild, found.state) == (False, "by-hand")
+    assert not [line for line in repair_output.image_repair_lines(found, "2.3.1", [], []) if line.startswith("Fix:")]
+    found = plan(held.model_copy(update={"unrecorded": ["/opt/venv/added.py"]}), OUT_OF_MEMORY, **known)
+    assert (found.rebuild, found.state, found.profile_change) == (True, "fixable", ())
+    assert "Fix: build the image again" in repair_output.image_repair_lines(found, "2.3.1", [], [])
 
 
 def test_torch_for_the_cpu_is_a_change_of_torch(tmp_path: Path) -> None:
