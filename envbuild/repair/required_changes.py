@@ -346,13 +346,20 @@ _NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the findings that only a different t
 def _is_covered(finding: Finding, audited: Audit, changes: Changes) -> bool:
     """Whether the changes fix a finding of the audit."""
     if finding.id == "left-behind":  # some are kept, because nothing else would be loaded
-        return any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
+        release = database.torch_release(changes.torch) if changes.torch else None
+        copy = _leftover_of(finding, audited.held)
+        brought = copy is not None and release is not None and copy.group in database.libraries_of(release)
+        return brought or any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
     if finding.id == "shadowed":
         pinned = {pin.library for pin in changes.pins}
         copies = (copy for copy in audited.held.libraries if copy.loaded and copy.group in pinned)
         # the variables of an image cannot be followed to its files from here
         return not audited.wanted.image and any(finding.message.startswith(f"{copy} ") for copy in copies)
     return finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch is not None)
+
+
+def _leftover_of(finding: Finding, held: Holdings) -> Copy | None:
+    return next((copy for copy in held.libraries if finding.message.startswith(f"{copy} ")), None)
 
 
 def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tuple[str, str]]:
@@ -383,7 +390,13 @@ def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
 
 
 def _remedy(finding: Finding, held: Holdings) -> str:
-    """Return the finding's remedy; for an extension built against a different torch, add the rebuild command."""
+    """Return the finding's remedy; for an extension built against a different torch, add the rebuild command. Torch
+    needs a file that was left behind until a distribution brings the library."""
+    if finding.id == "left-behind":
+        copy = _leftover_of(finding, held)
+        cuda = (held.torch and held.torch.cuda) or ""
+        name = database.distribution_of(copy.group, cuda) if copy else None
+        return f"{finding.remedy}, then install {name or 'the distribution that contains it'}: torch needs the library"
     if finding.id == "extension-symbol":
         for name, version in held.extended:
             if f" of {name} {version} " in finding.message:

@@ -335,6 +335,29 @@ def test_a_copy_without_its_distribution_is_installed_before_it_is_missed(tmp_pa
     assert place.plan(LOG).commands[-1].argv[-1] == f"nvidia-cublas-cu12=={max(version, '12.4.5.8')}"
 
 
+def left_behind(place: Place, log: str, *, files_only: bool) -> required_changes.Diagnosis:
+    """Leave nccl's file behind without its distribution."""
+    shutil.rmtree(next(place.site.glob("nvidia_nccl*")))
+    held, found = place.held(), explained(log)
+    wanted = required_changes.expected_hardware_from(held, found)
+    return required_changes.diagnose(environment_audit.assess("it", held, wanted), found, files_only=files_only)
+
+
+def test_a_copy_that_torch_still_needs_is_replaced_not_only_removed(place: Place) -> None:
+    diagnosis = left_behind(place, LOG, files_only=True)
+    (remedy,) = [remedy for problem, remedy in diagnosis.by_hand if problem.startswith("left-behind")]
+    assert remedy == "remove the file, then install nvidia-nccl-cu12: torch needs the library"
+
+
+def test_a_copy_of_a_library_that_the_new_torch_brings_is_not_left_to_the_user(place: Place) -> None:
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch("2.11.0", cuda="13.0")
+    diagnosis = left_behind(place, "NVIDIA A100-SXM4-80GB, driver 550.54.15\n", files_only=False)
+    assert diagnosis.changes.torch and not diagnosis.changes.leftovers
+    assert diagnosis.by_hand == ()
+    assert "left-behind" in [ident for ident, _ in diagnosis.problems]
+
+
 def test_a_torch_that_bundles_cublas_gets_a_release_that_does_not(place: Place) -> None:
     """Installing the library would have no effect, because torch's own copy is loaded."""
     shutil.rmtree(place.site / "torch-2.3.1.dist-info")
