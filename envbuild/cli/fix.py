@@ -137,10 +137,10 @@ def _show_image_fix(reference: str, logs: tuple[str, ...], gpus: Sequence[Gpu], 
     if plan.profile and plan.rebuild:
         commands = [Command("build and test the image again", ("envbuild", "make", *shlex.split(plan.profile)))]
     elif plan.dockerfile:
-        build = ("docker", "build", "--tag", "fixed", "--file", "Dockerfile.fixed", ".")
-        commands = [Command("build the fixed image", build)]
+        fixed = image_repair_plan.fixed_image_name(reference)
+        commands = [Command("build the fixed image", ("docker", "build", "--tag", fixed, "fixed"))]
         models = [word for gpu in plan.diagnosis.gpus for word in ("--gpu", gpu.id)]
-        prove = [shlex.join(["envbuild", "audit", "fixed", *models])]
+        prove = [shlex.join(["envbuild", "audit", fixed, *models])]
     if as_json:
         emit(repair_output.image_repair_document(plan, commands, prove))
         return

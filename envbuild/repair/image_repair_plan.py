@@ -69,6 +69,13 @@ def expected_in_image(labelled: Expected | None, found: Explanation | None, gpus
     return replace(base, driver=situation.driver or base.driver) if situation else base
 
 
+def fixed_image_name(reference: str) -> str:
+    """Return the name of the fixed image: NAME:TAG-fixed, or NAME:fixed for an image without a tag."""
+    name = reference.partition("@")[0]
+    head, _, tag = name.rpartition(":")
+    return f"{head}:{tag}-fixed" if head and "/" not in tag else f"{name}:fixed"
+
+
 def plan_image_repair(audited: Audit, found: Explanation | None, user: str) -> ImageRepairPlan:
     """Plan the repair of an audited image. `found`: the explanation of a log of its container; `user`: the user that
     the image's configuration names."""

@@ -188,7 +188,7 @@ def image_repair_lines(
         return
     yield from _loaded(plan.libraries)
     if plan.dockerfile:
-        yield "Fix: save these lines as Dockerfile.fixed"
+        yield "Fix: save these lines as fixed/Dockerfile, in a new folder"
     elif plan.rebuild:
         yield f"Fix: in the profile {plan.profile}" if plan.profile_change else "Fix: build the image again"
     yield from (f"  {line}" for line in plan.dockerfile or plan.profile_change)

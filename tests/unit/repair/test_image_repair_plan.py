@@ -231,14 +231,28 @@ def test_the_command_prints_a_dockerfile(fix: Callable[..., CommandResult]) -> N
     done = fix(IMAGE)
     assert done.code == 0, done.stderr
     assert f"  FROM {IMAGE}\n  USER root\n" in done.stdout and "  USER 1000\n" in done.stdout
-    assert "docker build --tag fixed --file Dockerfile.fixed ." in done.stdout
-    assert "envbuild audit fixed --gpu h20" in done.stdout
+    assert f"docker build --tag {IMAGE}-fixed fixed\n" in done.stdout
+    assert f"envbuild audit {IMAGE}-fixed --gpu h20" in done.stdout
     assert "Loaded now: " in done.stdout and "12.1.3.1" in done.stdout
     document = fix(IMAGE, "--json").document
     assert (document["state"], document["manager"]) == ("fixable", "image")
     assert document["dockerfile"][0] == f"FROM {IMAGE}" and document["commands"][0]["argv"][:2] == ["docker", "build"]
     ruled_out = fix(IMAGE, "--gpu", "a100")
     assert ruled_out.stdout.splitlines()[-1] == "Nothing to fix."
+
+
+@pytest.mark.parametrize(
+    ("image", "fixed"),
+    [
+        ("train", "train:fixed"),
+        ("team/train:1", "team/train:1-fixed"),
+        ("localhost:5000/train", "localhost:5000/train:fixed"),
+        ("localhost:5000/train:1@sha256:" + "0" * 64, "localhost:5000/train:1-fixed"),
+        ("train@sha256:" + "0" * 64, "train:fixed"),
+    ],
+)
+def test_the_fixed_image_replaces_no_other_tag(image: str, fixed: str) -> None:
+    assert image_repair_plan.fixed_image_name(image) == fixed
 
 
 def test_the_command_names_the_profile_and_its_change(
