@@ -96,7 +96,13 @@ def plan_image_repair(audited: Audit, found: Explanation | None, user: str) -> I
     as_root = ["USER root"] if runs and user not in ("", "root", "0") else []
     back = [f"USER {user}"] if as_root and _USER.fullmatch(user) else []
     lines_of_file = (f"FROM {audited.target}", *as_root, *instructions, *back)
-    return replace(plan, dockerfile=lines_of_file, warnings=tuple(_warnings(held, changes)))
+    warnings = list(_warnings(held, changes))
+    if as_root and not back:
+        warnings.append(
+            f"the fixed image runs as root: add a line USER at the end for the image's user, {user[:100]!r}, which is "
+            "not a plain name or number"
+        )
+    return replace(plan, dockerfile=lines_of_file, warnings=tuple(warnings))
 
 
 def _differs_from_lock(audited: Audit, changes: Changes) -> bool:

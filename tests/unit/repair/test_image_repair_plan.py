@@ -106,7 +106,9 @@ def test_the_edit_leaves_packages_that_accept_the_new_version(place: Place) -> N
     ],
 )
 def test_the_lines_run_as_root_and_keep_the_images_user(place: Place, user: str, first: str, last: str) -> None:
-    lines = plan(place.held(), user=user).dockerfile
+    found = plan(place.held(), user=user)
+    lines = found.dockerfile
+    assert any("runs as root" in warning for warning in found.warnings) == ("hacked" in user)
     assert lines[1].startswith(first) and lines[-1].startswith(last)
     assert not any("hacked" in line for line in lines)
 
