@@ -180,7 +180,10 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
     with the checksums of the files, and list the added files."""
     content, prefix, differs = backup.content, Path(backup.content.prefix), backup_differs(backup)
     changed = {info: files for info, files in content.files.items() if info and any(map(differs, files))}
-    changed[""] = list(filter(differs, content.files.get("", ())))
+    # a file that is still the same one cannot be restored: a different program wrote into it
+    changed[""] = [
+        file for file in content.files.get("", ()) if differs(file) and not _is_same_file(backup.kept(file), file.path)
+    ]
     names = {name_in_dist_info(info) for info in changed if info}
     before = {file.path for files in content.files.values() for file in files}
     now = distribution_files(prefix, content.sites)
@@ -223,10 +226,24 @@ def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
     return differs
 
 
-def written_into(backup: BackupFolder) -> list[str]:
-    """The paths of files that a command changed in place instead of replacing them. Such a change also changes the hard
-    link in the backup."""
-    files = {file.number: file for files in backup.content.files.values() for file in files}
+def _is_same_file(kept: Path, path: str) -> bool:
+    try:
+        return os.path.samestat(kept.lstat(), Path(path).lstat())
+    except OSError:
+        return False
+
+
+def written_into(backup: BackupFolder, others: Iterable[Path] = ()) -> list[str]:
+    """The paths of files that a command changed in place instead of replacing them: files of distributions, and
+    `others`, as given to take_backup. Such a change also changes the hard link in the backup. Files that no
+    distribution owns do not count: a running program may write into them, for example logs."""
+    asked = {os.path.abspath(path) for path in others}  # noqa: PTH100 - do not resolve links
+    files = {
+        file.number: file
+        for info, files in backup.content.files.items()
+        for file in files
+        if info or file.path in asked
+    }
     kept = ((file, backup.kept(file).lstat()) for file in files.values() if os.path.lexists(backup.kept(file)))
     return sorted(file.path for file, now in kept if (now.st_size, now.st_mtime_ns) != (file.size, file.modified))
 

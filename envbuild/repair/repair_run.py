@@ -138,7 +138,7 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
         backup = file_backup.take_backup(prefix, package_folders(plan, held), others, plan.touched)
         try:
             _run_all(plan, say)
-            damaged = file_backup.written_into(backup)
+            damaged = file_backup.written_into(backup, others)
             if damaged:
                 raise RepairFailed(f"a command wrote into {', '.join(damaged[:_MOST_NAMED])} instead of replacing it")
             return file_backup.finish_backup(backup, project)

@@ -358,6 +358,24 @@ def test_a_program_that_writes_into_a_file_is_noticed(venv: Venv) -> None:
     assert file_backup.written_into(backup) == [str(file)]
 
 
+def test_a_log_that_another_program_writes_does_not_fail_the_fix(venv: Venv) -> None:
+    """Such a file belongs to no distribution. The undo leaves it as it is."""
+    log, leftover = venv.site / "cache.log", venv.site / "leftover.so"
+    log.write_text("1\n")
+    leftover.write_text("1\n")
+    backup = file_backup.take_backup(venv.prefix, [str(venv.site)], [leftover])
+    time.sleep(0.01)
+    for file in (log, leftover):
+        with file.open("a") as stream:
+            stream.write("2\n")
+    assert file_backup.written_into(backup) == []
+    assert file_backup.written_into(backup, [leftover]) == [str(leftover)]
+    backup = file_backup.finish_backup(backup)
+    log.write_text("1\n2\n3\n")
+    file_backup.restore(backup)
+    assert log.read_text() == "1\n2\n3\n"
+
+
 def test_an_environment_below_a_symlinked_folder_is_backed_up(venv: Venv) -> None:
     """Also if the undo names the real folder."""
     before = contents(venv.files())
