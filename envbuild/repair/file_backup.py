@@ -47,7 +47,7 @@ class KeptFile(_Model):
 class Backup(_Model):
     """What a backup contains. `files`: by the name of a distribution's `.dist-info` folder, or "" for other files;
     `done`: the changes are complete, and only changed distributions are left in the backup; `added`: the files that the
-    changes added; `project`: the sha256 of each project file after the changes."""
+    changes added; `project`: the sha256 of each changed project file after the changes."""
 
     version: int = 1
     prefix: str
@@ -185,6 +185,7 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
         file for file in content.files.get("", ()) if differs(file) and not _is_same_file(backup.kept(file), file.path)
     ]
     names = {name_in_dist_info(info) for info in changed if info}
+    others = {file.path for file in changed[""]}
     before = {file.path for files in content.files.values() for file in files}
     now = distribution_files(prefix, content.sites)
     added = {
@@ -202,7 +203,7 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
             "done": True,
             "files": hashed,
             "added": sorted(added - before),
-            "project": {str(path): _sha256(path) for path in project if path.is_file()},
+            "project": {str(path): _sha256(path) for path in project if str(path) in others and path.is_file()},
         }
     )
     atomic_files.write_atomically(backup.folder / _MANIFEST, done.model_dump_json())

@@ -269,6 +269,18 @@ def test_a_project_file_that_was_changed_since_is_left(project: Venv) -> None:
     assert project.cublas() == "12.1.3"
 
 
+def test_a_project_file_that_the_fix_did_not_change_may_be_edited_before_the_undo(project: Venv) -> None:
+    files = [project.prefix.parent / name for name in file_backup.PROJECT_FILES]
+    backup = file_backup.take_backup(project.prefix, [str(project.site)], files)
+    files[1].unlink()
+    files[1].write_text("changed by the fix")
+    backup = file_backup.finish_backup(backup, files)
+    assert list(backup.content.project) == [str(files[1])]
+    files[0].write_text("edited later")
+    assert file_backup.restore(backup)[1] == []
+    assert files[0].read_text() == "edited later" and files[1].read_text() != "changed by the fix"
+
+
 def test_a_command_that_fails_changes_nothing(venv: Venv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "uv.toml").write_text("no-index = true\n")
     before = venv.files()
