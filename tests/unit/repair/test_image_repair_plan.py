@@ -151,6 +151,21 @@ def test_torch_for_the_cpu_is_a_change_of_torch(tmp_path: Path) -> None:
     assert plan(place.held(), None, **known).profile_change == ("torch: 2.7.1", "cuda: '12.6'")
 
 
+def test_a_damaged_library_is_installed_again_with_the_new_torch(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch("2.11.0", cuda="13.0", requires=("nvidia-cublas-cu12", "nvidia-nccl-cu12"))
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    with (place.site / "nvidia/nccl/lib" / SONAMES["nccl"]).open("ab") as file:
+        file.write(b"of the other wheel")
+    found = plan(place.held(), "NVIDIA A100-SXM4-80GB, driver 550.54.15\n")
+    torch = found.diagnosis.changes.torch
+    assert found.dockerfile == (
+        f"FROM {IMAGE}",
+        f"RUN {place.python} -m pip install --force-reinstall torch=={torch}",
+    )
+
+
 def test_without_pip_the_missing_tool_is_named(place: Place) -> None:
     shutil.rmtree(next(place.site.glob("pip-*")))
     found = plan(place.held())
