@@ -312,12 +312,14 @@ def test_torch_for_the_cpu_is_replaced_on_a_machine_with_a_gpu(tmp_path: Path, w
     assert venv.fix()["state"] == "healthy"
 
 
+OLD_DRIVER_LOG = (
+    "NVIDIA A100-SXM4-80GB, driver 550.54.15\nRuntimeError: The NVIDIA driver on your system is too old "
+    "(found version 12040).\n"
+)
+
+
 def test_a_torch_that_is_too_new_for_the_driver_is_replaced_by_one_that_fits(tmp_path: Path) -> None:
-    log = (
-        "NVIDIA A100-SXM4-80GB, driver 550.54.15\nRuntimeError: The NVIDIA driver on your system is too old "
-        "(found version 12040).\n"
-    )
-    venv = environment(tmp_path.resolve(), "torch==2.11.0", log=log)
+    venv = environment(tmp_path.resolve(), "torch==2.11.0", log=OLD_DRIVER_LOG)
     assert cuda_of(venv) == "2.11.0+cu130 13.0"
     printed = envbuild("fix", str(venv.log), "--python", str(venv.prefix)).stdout
     assert "Found: driver-too-old: driver 550.54.15 does not run CUDA 13.0, for which torch 2.11.0 was built" in printed
@@ -327,6 +329,20 @@ def test_a_torch_that_is_too_new_for_the_driver_is_replaced_by_one_that_fits(tmp
     assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
     release = database.torch_release(OLDER_TORCH)
     assert release and release.cuda == "12.8", "the wheel of this test is like the real one"
+
+
+def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Path) -> None:
+    """The wheels for CUDA 12 and CUDA 13 contain the same path."""
+    venv = environment(tmp_path.resolve(), "torch==2.11.0", log=OLD_DRIVER_LOG)
+    file = venv.site / "nvidia/nccl/lib" / SONAMES["nccl"]
+    content = file.read_bytes()
+    file.unlink()  # other environments share it
+    file.write_bytes(content + b"damaged")
+    assert nccl(venv) == "22809"
+    assert venv.fix("--apply")["state"] == "fixed"
+    assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
+    assert nccl(venv) == "22602"
+    assert venv.fix()["state"] == "healthy"
 
 
 # Nothing wrong
