@@ -82,7 +82,7 @@ _OTHER_FILES = (
 """Files of other tools, by name or suffix, each with a hint on how to get a requirements file."""
 
 
-def read(file: Path, python: str = "3.11") -> Requirements:
+def read(file: Path, python: str) -> Requirements:
     """Read a requirements.txt, with the files that it includes by -r and -c, or the dependencies of a pyproject.toml, a
     uv.lock, a pylock.toml or an environment.yml. `python`: the release of Python for which a lock is read.
 

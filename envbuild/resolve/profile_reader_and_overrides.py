@@ -107,7 +107,10 @@ def _require(
     out (except for its extras), which `notes` reports. `constraints` receives the bounds that the file names with
     -c."""
     packages = merged.data.setdefault("packages", [])
-    found = requirements_reader.read(wanted, str(merged.data.get("python", "3.11")))
+    python = str(pins.get("python", merged.data.get("python")))
+    if not re.fullmatch(r"3\.[0-9]{1,2}", python):  # invalid or missing: a fault that is reported with the profile's
+        python = "3.11"
+    found = requirements_reader.read(wanted, python)
     notes += found.notes
     exact = _exact(merged, pins)
     torch = exact["torch"][0] if "torch" in exact else ""

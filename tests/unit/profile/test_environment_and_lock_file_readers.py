@@ -9,7 +9,9 @@ import pytest
 
 from envbuild.profile import requirements_reader
 from envbuild.profile.requirements_reader import Requirements
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import ProfileError
+from unit.support import PROFILE, write_profile
 
 UV = """version = 1
 [[package]]
@@ -112,6 +114,23 @@ def test_a_uv_lock_gives_what_the_project_needs_here(project: Path, python: str,
     assert set(lines) == {"alpha==3.1", f"beta=={beta}", "gamma==4.0", "delta==5.0"}
     assert lines["alpha==3.1"] == UV[: UV.index('name = "alpha"\nversion')].count("\n")
     assert found.faults == [] and ["tools/tool" in note for note in found.notes] == [True]
+
+
+@pytest.mark.parametrize(("pins", "beta"), [({}, "1.0"), ({"python": "3.12"}, "2.0")])
+def test_a_lock_is_read_for_the_python_of_a_pin(project: Path, pins: dict[str, str], beta: str) -> None:
+    write_profile(project, {**PROFILE, "packages": []})
+    (project / "uv.lock").write_text(UV, encoding="utf-8")
+    loaded = profile_reader_and_overrides.load("sample", pins, project / "uv.lock")
+    assert f"beta=={beta}" in loaded.profile.packages
+
+
+@pytest.mark.parametrize("python", ["2", "3.x", "four"])
+def test_an_invalid_python_is_a_fault_of_the_pin_and_not_of_the_lock(project: Path, python: str) -> None:
+    write_profile(project, {**PROFILE, "packages": []})
+    (project / "uv.lock").write_text(UV, encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        profile_reader_and_overrides.load("sample", {"python": python}, project / "uv.lock")
+    assert [fault.field for fault in caught.value.faults] == ["python"]
 
 
 @pytest.mark.parametrize(

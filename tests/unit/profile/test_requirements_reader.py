@@ -12,7 +12,7 @@ from envbuild.util.errors import ProfileError
 
 def faults_of(file: Path, text: str) -> list[str]:
     file.write_text(text, encoding="utf-8")
-    return list(map(str, requirements_reader.read(file).faults))
+    return list(map(str, requirements_reader.read(file, "3.11").faults))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_byte_order_mark_says_how_a_file_is_encoded(project: Path, encoding: s
     """`pip freeze > requirements.txt` in PowerShell writes UTF-16."""
     file = project / "requirements.txt"
     file.write_text("# für alle\r\nnumpy==2.4.6\r\n", encoding=encoding)
-    ((line, place),) = requirements_reader.read(file).lines
+    ((line, place),) = requirements_reader.read(file, "3.11").lines
     assert (line, place.line) == ("numpy==2.4.6", 2)
 
 
@@ -40,7 +40,7 @@ def test_a_byte_order_mark_says_how_a_file_is_encoded(project: Path, encoding: s
 def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> None:
     (project / "requirements.txt").write_bytes(raw)
     with pytest.raises(ProfileError, match="cannot be read: invalid UTF-"):
-        requirements_reader.read(project / "requirements.txt")
+        requirements_reader.read(project / "requirements.txt", "3.11")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_missing_file_or_one_of_another_tool_is_refused_with_what_is_accepted(
     if name != "nosuch.txt":
         (project / name).write_text("numpy\n", encoding="utf-8")
     with pytest.raises(ProfileError) as caught:
-        requirements_reader.read(project / name)
+        requirements_reader.read(project / name, "3.11")
     assert words in f"{caught.value.message} {caught.value.hint}"
     assert "accepted: a requirements.txt (pip's format), pyproject.toml, uv.lock" in str(caught.value.hint)
 
@@ -68,7 +68,7 @@ def test_files_that_include_each_other_without_end_are_counted(project: Path) ->
     for number in range(30):
         (project / f"{number}.txt").write_text(f"-r {number + 1}.txt\n" * 2, encoding="utf-8")
     faults = faults_of(project / "30.txt", "numpy\n") + list(
-        map(str, requirements_reader.read(project / "0.txt").faults)
+        map(str, requirements_reader.read(project / "0.txt", "3.11").faults)
     )
     assert faults and all("more than 100 files are included" in fault for fault in faults)
 
@@ -78,7 +78,7 @@ def test_a_deeply_nested_pyproject_is_refused(project: Path, depth: int) -> None
     file = project / "pyproject.toml"
     file.write_text(f"a = {'[' * depth}", encoding="utf-8")
     with pytest.raises(ProfileError, match=r"not a usable pyproject\.toml"):
-        requirements_reader.read(file)
+        requirements_reader.read(file, "3.11")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_thousands_of_requirements_are_refused(project: Path, name: str, text: s
 def test_hashes_that_are_not_compared_are_reported(project: Path) -> None:
     file = project / "requirements.txt"
     file.write_text(f"numpy==2.4.6 --hash=sha256:{'0' * 64}\nidna\n", encoding="utf-8")
-    found = requirements_reader.read(file)
+    found = requirements_reader.read(file, "3.11")
     assert [text for text, _ in found.lines] == ["numpy==2.4.6", "idna"]
     assert [note.partition(":")[0] for note in found.notes] == ["requirements.txt"]
 
@@ -122,7 +122,7 @@ def test_a_file_in_a_folder_includes_one_of_the_project(project: Path) -> None:
     (project / "reqs").mkdir()
     (project / "base.txt").write_text("numpy\n", encoding="utf-8")
     (project / "reqs" / "dev.txt").write_text("-r ../base.txt\n", encoding="utf-8")
-    found = requirements_reader.read(Path("reqs/dev.txt"))
+    found = requirements_reader.read(Path("reqs/dev.txt"), "3.11")
     assert [text for text, _ in found.lines] == ["numpy"] and found.faults == []
 
 
@@ -135,7 +135,7 @@ def test_options_without_effect_on_a_lock_are_reported_and_ignored(project: Path
         "alpha[fast]>=1 ; python_version >= '3.8'\n",
         encoding="utf-8",
     )
-    found = requirements_reader.read(file)
+    found = requirements_reader.read(file, "3.11")
     assert [text for text, _ in found.lines] == ["torch==2.1.0", "alpha[fast]>=1 ; python_version >= '3.8'"]
     assert [note.split(":")[1] for note in found.notes] == ["1", "2", "3", "4", "5"] and found.faults == []
     assert not any("index.example" in note for note in found.notes)
@@ -145,20 +145,20 @@ def test_a_file_of_constraints_bounds_packages_and_requires_none(project: Path) 
     (project / "constraints.txt").write_text("alpha<2\nbeta==1.0\n", encoding="utf-8")
     file = project / "requirements.txt"
     file.write_text("alpha\n-c constraints.txt\n", encoding="utf-8")
-    found = requirements_reader.read(file)
+    found = requirements_reader.read(file, "3.11")
     assert [text for text, _ in found.lines] == ["alpha"]
     assert [(text, place.file, place.line) for text, place in found.constraints] == [
         ("alpha<2", "constraints.txt", 1),
         ("beta==1.0", "constraints.txt", 2),
     ]
     (project / "constraints.txt").write_text("beta @ https://a.example/b.whl\n", encoding="utf-8")
-    assert "constraints.txt:1: a URL cannot be locked" in str(requirements_reader.read(file).faults[0])
+    assert "constraints.txt:1: a URL cannot be locked" in str(requirements_reader.read(file, "3.11").faults[0])
 
 
 @pytest.mark.parametrize("line", ["-e .", ".", "-e ./tools[dev]", "--editable=../app"])
 def test_folders_of_the_project_are_left_out_with_a_note(project: Path, line: str) -> None:
     (project / "requirements.txt").write_text(f"alpha\n{line}\n", encoding="utf-8")
-    found = requirements_reader.read(project / "requirements.txt")
+    found = requirements_reader.read(project / "requirements.txt", "3.11")
     assert [text for text, _ in found.lines] == ["alpha"] and found.faults == []
     assert "requirements.txt:2: " in found.notes[0] and "child image" in found.notes[0]
 
@@ -170,7 +170,7 @@ def test_addresses_for_another_platform_are_ignored_and_wheels_of_torch_count_as
         "https://a.example/y-1.0-py3-none-any.whl\n",
         encoding="utf-8",
     )
-    found = requirements_reader.read(project / "requirements.txt")
+    found = requirements_reader.read(project / "requirements.txt", "3.11")
     assert [(text[:19], place.line) for text, place in found.lines] == [
         ("torch==2.6.0+cu124", 2),
         ("https://a.example/y", 3),
