@@ -227,8 +227,14 @@ def _lines(
             else:
                 yield from inner
         elif folder := _FOLDER.match(line):
-            shown = folder[1] if found.quotable else "a folder"
-            found.notes.append(f"{name}:{number}: {shown} is left out: {_OWN_FOLDER}")
+            meant = misleading_packages.refusal_reason(folder[1])
+            if meant:
+                faults.append(Fault(meant, name, number))
+            elif not folder[1].endswith(_ARCHIVES):
+                shown = folder[1] if found.quotable else "a folder"
+                found.notes.append(f"{name}:{number}: {shown} is left out: {_OWN_FOLDER}")
+            elif not _is_for_another_platform(line, python):
+                faults.append(Fault(f"{folder[1] if found.quotable else 'this'} {_LOCAL_FILE}", name, number))
         elif line.startswith("-"):
             shown = f"option {line.split()[0].partition('=')[0]}" if found.quotable else "this option"
             option = f"{shown} is not supported in this file: {_ELSEWHERE}"
@@ -244,14 +250,16 @@ def _lines(
 
 _ELSEWHERE = "remove it, or install an editable package in a child image or under extensions"
 _OWN_FOLDER = "it is a folder of the project; install it in a child image. Its own dependencies are not read"
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2")
+_LOCAL_FILE = "is a local file: put it into a folder of find-links, and name its release here, as in numpy==2.4.6"
 _FOLDER = re.compile(r"^(?:(?:-e|--editable)[= ]?\s*)?(\.{1,2}(?:/[^\s\[;]*)?)(?:\[[^]]*\])?\s*(?:;.*)?$")
 
 
 def _is_for_another_platform(line: str, python: str) -> bool:
-    """Whether the marker of an address excludes linux/amd64 or the profile's Python. A requirement of an index keeps
-    its marker, which the resolver evaluates."""
+    """Whether the marker of an address or a path excludes linux/amd64 or the profile's Python. A requirement of an
+    index keeps its marker, which the resolver evaluates."""
     address, _, marker = line.partition(";")
-    if "://" not in address or not marker.strip():
+    if not ("://" in address or address.startswith(".")) or not marker.strip():
         return False
     try:
         return not marker_applies(marker.strip(), python)

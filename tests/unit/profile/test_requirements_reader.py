@@ -163,6 +163,24 @@ def test_folders_of_the_project_are_left_out_with_a_note(project: Path, line: st
     assert "requirements.txt:2: " in found.notes[0] and "child image" in found.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("./wheels/x-1.0-py3-none-any.whl", "./wheels/x-1.0-py3-none-any.whl is a local file"),
+        ("../x-1.0.tar.gz[fast]", "../x-1.0.tar.gz is a local file: put it into a folder of find-links"),
+        ("-e ./apex", "NVIDIA's is built from source"),
+        ("./apex-0.1-py3-none-any.whl", "NVIDIA's is built from source"),
+    ],
+)
+def test_local_files_and_a_folder_of_apex_are_faults(project: Path, line: str, words: str) -> None:
+    (fault,) = faults_of(project / "requirements.txt", f"alpha\n{line}\n")
+    assert fault.startswith("requirements.txt:2: ") and words in fault
+
+
+def test_a_local_file_for_another_platform_is_ignored(project: Path) -> None:
+    assert faults_of(project / "requirements.txt", "./x-1.0-py3-none-any.whl ; sys_platform == 'win32'\n") == []
+
+
 def test_addresses_for_another_platform_are_ignored_and_wheels_of_torch_count_as_their_version(project: Path) -> None:
     (project / "requirements.txt").write_text(
         "https://a.example/x-1.0-py3-none-any.whl; sys_platform == 'win32'\n"
