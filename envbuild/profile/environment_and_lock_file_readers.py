@@ -64,7 +64,8 @@ def marker_applies(marker: object, python: str) -> bool:
     try:
         values: dict[str, Any] = {**_environment(python), "extras": set(), "dependency_groups": set()}
         return Marker(str(marker)).evaluate(values, context="lock_file" if "extras" in str(marker) else "metadata")
-    except (InvalidMarker, UndefinedEnvironmentName, RecursionError, ValueError):
+    except (InvalidMarker, UndefinedEnvironmentName, RecursionError, ValueError, AssertionError, TypeError):
+        # AssertionError, TypeError: packaging 25 raises them for a comparison such as extras == "x"
         raise ProfileError("invalid marker") from None
 
 

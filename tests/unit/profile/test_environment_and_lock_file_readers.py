@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
 
-from envbuild.profile import requirements_reader
+from envbuild.profile import environment_and_lock_file_readers, requirements_reader
 from envbuild.profile.requirements_reader import Requirements
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import ProfileError
@@ -176,6 +177,9 @@ def test_an_environment_of_conda_gives_names_of_the_index(project: Path) -> None
         ("uv.lock", "version = 1\n", "has no tables"),
         ("uv.lock", '[[package]]\nname = "alpha"\nversion = "1"\n', "no project of its own"),
         ("uv.lock", UV.replace("sys_platform == 'win32'", "nonsense"), "invalid marker"),
+        ("uv.lock", UV.replace("sys_platform == 'win32'", "extras == 'x'"), "invalid marker"),
+        ("pylock.toml", PYLOCK.replace("'dev' in dependency_groups", "dependency_groups == 'dev'"), "invalid marker"),
+        ("pylock.toml", PYLOCK.replace("'dev' in dependency_groups", "extras < 'dev'"), "invalid marker"),
         ("pylock.toml", "packages = 3\n", "has no tables"),
         ("environment.yml", "name: app\n", "no list `dependencies`"),
         ("environment.yml", "a: &x 1\nb: *x\n", "alias"),
@@ -185,6 +189,20 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(project: Path, name: s
     with pytest.raises(ProfileError) as caught:
         read(project, name, text)
     assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("error", [AssertionError, TypeError, ValueError])
+def test_a_comparison_that_packaging_does_not_define_is_an_invalid_marker(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Releases of packaging raise different errors for it."""
+
+    def evaluate(*words: object, **more: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(Marker, "evaluate", evaluate)
+    with pytest.raises(ProfileError, match="invalid marker"):
+        environment_and_lock_file_readers.marker_applies("extras == 'x'", "3.11")
 
 
 def test_messages_do_not_quote_a_lock_outside_the_project(
