@@ -142,10 +142,10 @@ def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
         for dependency in required if isinstance(required, list) else ():
             if not isinstance(dependency, dict) or not marker_applies(dependency.get("marker"), python):
                 continue
-            wanted = dependency.get("version")
+            wanted, extras = dependency.get("version"), dependency.get("extra")
             for found in named.get(str(canonicalize_name(str(dependency.get("name", "")))), []):
                 if wanted is None or found.get("version") == wanted:
-                    waiting += [(found, ""), *((found, str(one)) for one in dependency.get("extra", []))]
+                    waiting += [(found, one) for one in ("", *(map(str, extras) if isinstance(extras, list) else ()))]
 
 
 def _folder(package: Mapping[str, Any]) -> str | None:

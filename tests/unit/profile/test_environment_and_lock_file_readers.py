@@ -117,6 +117,12 @@ def test_a_uv_lock_gives_what_the_project_needs_here(project: Path, python: str,
     assert found.faults == [] and ["tools/tool" in note for note in found.notes] == [True]
 
 
+@pytest.mark.parametrize("extra", ["1", "true", '"fast"'])
+def test_an_extra_that_is_not_a_list_is_ignored(project: Path, extra: str) -> None:
+    found = read(project, "uv.lock", UV.replace('["fast"]', extra))
+    assert {text for text, _ in found.lines} == {"alpha==3.1", "beta==1.0", "gamma==4.0"}
+
+
 @pytest.mark.parametrize(("pins", "beta"), [({}, "1.0"), ({"python": "3.12"}, "2.0")])
 def test_a_lock_is_read_for_the_python_of_a_pin(project: Path, pins: dict[str, str], beta: str) -> None:
     write_profile(project, {**PROFILE, "packages": []})
