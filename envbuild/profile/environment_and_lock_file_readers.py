@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
@@ -79,7 +81,7 @@ def _tables(text: str, key: str, name: str) -> tuple[dict[str, Any], list[dict[s
     found = document.get(key)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise ProfileError(f"{name} has no tables [[{key}]]", hint="give the file as the tool wrote it")
-    lines = [text.count("\n", 0, match.start()) + 1 for match in re.finditer(rf"^\[\[{key}\]\]", text, re.MULTILINE)]
+    lines = [number for number, line in enumerate(text.split("\n"), 1) if line.startswith(f"[[{key}]]")]
     return document, found, lines if len(lines) == len(found) else [1] * len(found)
 
 
@@ -110,6 +112,11 @@ def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
             yield Entry(line, known, requirement=f"{known}=={version}")
 
 
+MAX_STEPS = 1_000_000
+"""The most pairs of a dependency and a package of its name in one uv.lock. 1000 packages with 20 dependencies each have
+20,000. Without a limit, a file that lists one name thousands of times would be read for hours."""
+
+
 def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
     """The packages of a uv.lock that the project needs, each with its locked version. Raises ProfileError if the
     file is not a uv.lock, or if none of its packages is a project in the folder of the uv.lock."""
@@ -125,14 +132,12 @@ def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
             f"{name} has no project of its own",
             hint="write a requirements.txt: uv export --no-hashes --no-emit-project",
         )
-    waiting: list[tuple[dict[str, Any], str]] = [(root, "") for root in roots]
-    seen: set[tuple[int, str]] = set()
+    waiting: deque[tuple[dict[str, Any], str]] = deque((root, "") for root in roots)
+    seen = {(id(root), "") for root in roots}
     given: set[int] = set()
+    steps = 0
     while waiting:
-        package, extra = waiting.pop(0)
-        if (id(package), extra) in seen:
-            continue
-        seen.add((id(package), extra))
+        package, extra = waiting.popleft()
         if id(package) not in given:
             given.add(id(package))
             yield from _uv_entry(package, places[id(package)])
@@ -143,9 +148,14 @@ def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
             if not isinstance(dependency, dict) or not marker_applies(dependency.get("marker"), python):
                 continue
             wanted, extras = dependency.get("version"), dependency.get("extra")
-            for found in named.get(str(canonicalize_name(str(dependency.get("name", "")))), []):
-                if wanted is None or found.get("version") == wanted:
-                    waiting += [(found, one) for one in ("", *(map(str, extras) if isinstance(extras, list) else ()))]
+            chosen = ("", *(map(str, extras) if isinstance(extras, list) else ()))
+            for found, one in product(named.get(str(canonicalize_name(str(dependency.get("name", "")))), []), chosen):
+                steps += 1
+                if steps > MAX_STEPS:
+                    raise ProfileError(f"{name} has more than {MAX_STEPS} dependencies between its packages")
+                if (wanted is None or found.get("version") == wanted) and (id(found), one) not in seen:
+                    seen.add((id(found), one))
+                    waiting.append((found, one))
 
 
 def _folder(package: Mapping[str, Any]) -> str | None:

@@ -131,12 +131,13 @@ def _entries(file: Path, entries: Iterator[Entry], found: Requirements, python: 
     """The requirements among the entries of a file. The lines of a section for pip are read as those of a
     requirements.txt."""
     name, root, left = display(file), _project(file), iter(range(MAX_INCLUDES))
-    for entry in islice(entries, MAX_ENTRIES):
+    for count, entry in enumerate(entries, 1):
+        if count > MAX_ENTRIES:
+            raise ProfileError(f"{name} has more than {MAX_ENTRIES} entries")
         place = Place(name, entry.line)
         shown = entry.name if found.quotable else "this entry"
         if entry.option:
-            text = "\n" * (entry.line - 1) + entry.option
-            yield from _lines(file, text, root, (), found, left, python)
+            yield from _lines(file, entry.option, root, (), found, left, python, entry.line)
         elif entry.note:
             found.notes.append(f"{name}:{entry.line}: {shown} is left out: {entry.note}")
         elif entry.fault:
@@ -180,17 +181,18 @@ def _text(file: Path) -> str:
 
 
 def _lines(
-    file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int], python: str
-) -> Iterator[tuple[str, Place]]:
+    file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int], python: str,
+    first: int = 1,
+) -> Iterator[tuple[str, Place]]:  # fmt: skip
     """The requirements of one file and its includes. `root`: the folder that includes must be inside; `left`: how many
-    more files may be included; `python`: the release of Python."""
+    more files may be included; `python`: the release of Python; `first`: the number of the first line of `text`."""
     name, faults = display(file), found.faults
     if _HASH.search(text):
         found.notes.append(
             f"{name}: the hashes in it are ignored, because the lock has the sha256 of every wheel on the index"
         )
     number, waiting = 0, ""
-    for count, raw in enumerate(text.splitlines(), 1):
+    for count, raw in enumerate(text.splitlines(), first):
         number = number if waiting else count
         waiting += _COMMENT.sub("", raw)
         if waiting.endswith("\\"):

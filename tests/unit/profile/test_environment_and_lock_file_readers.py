@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,29 @@ def test_a_comparison_that_packaging_does_not_define_is_an_invalid_marker(
     monkeypatch.setattr(Marker, "evaluate", evaluate)
     with pytest.raises(ProfileError, match="invalid marker"):
         environment_and_lock_file_readers.marker_applies("extras == 'x'", "3.11")
+
+
+def test_a_name_that_a_lock_lists_thousands_of_times_is_refused(project: Path) -> None:
+    """Each dependency fits each package of its name: a file of 8 MB would give 10,000,000,000 pairs."""
+    root = '[[package]]\nname = "app"\nsource = { virtual = "." }\ndependencies = ['
+    text = root + '{ name = "a" },' * 1001 + "]\n" + '[[package]]\nname = "a"\n' * 1000
+    with pytest.raises(ProfileError, match="more than 1000000 dependencies"):
+        read(project, "uv.lock", text)
+
+
+def test_a_section_for_pip_at_the_end_of_a_long_file_is_read_once(project: Path) -> None:
+    """It took minutes when each entry of the section was read with all lines before it."""
+    start = time.process_time()
+    text = "#\n" * 300_000 + "dependencies:\n  - pip:\n" + "    - alpha\n" * 1000
+    assert read(project, "environment.yml", text).lines[-1][1].line == 301_002
+    assert time.process_time() - start < 20
+
+
+def test_more_entries_than_the_limit_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements_reader, "MAX_ENTRIES", 9)
+    assert len(read(project, "environment.yml", "dependencies:\n" + "  - alpha\n" * 9).lines) == 9
+    with pytest.raises(ProfileError, match="more than 9 entries"):
+        read(project, "environment.yml", "dependencies:\n" + "  - alpha\n" * 10)
 
 
 def test_messages_do_not_quote_a_lock_outside_the_project(
