@@ -104,7 +104,13 @@ def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
     yield from _for_another_python(document, text, python)
     for package, line in zip(packages, lines, strict=True):
         known, version = package.get("name"), package.get("version")
-        if not isinstance(known, str) or not marker_applies(package.get("marker"), python):
+        if not isinstance(known, str):
+            continue
+        try:
+            if not marker_applies(package.get("marker"), python):
+                continue
+        except ProfileError as error:
+            yield Entry(line, known, fault=error.message)
             continue
         if {"vcs", "directory", "archive"} & package.keys() or not isinstance(version, str):
             yield Entry(line, known, fault=_ELSEWHERE)
@@ -145,7 +151,14 @@ def uv_lock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
         of_extra = optional.get(extra, []) if extra and isinstance(optional, dict) else []
         required = of_extra if extra else package.get("dependencies", [])
         for dependency in required if isinstance(required, list) else ():
-            if not isinstance(dependency, dict) or not marker_applies(dependency.get("marker"), python):
+            if not isinstance(dependency, dict):
+                continue
+            try:
+                if not marker_applies(dependency.get("marker"), python):
+                    continue
+            except ProfileError as error:
+                required_by = f"{dependency.get('name')}, required by {package.get('name')}"
+                yield Entry(places[id(package)], required_by, fault=error.message)
                 continue
             wanted, extras = dependency.get("version"), dependency.get("extra")
             chosen = ("", *(map(str, extras) if isinstance(extras, list) else ()))
