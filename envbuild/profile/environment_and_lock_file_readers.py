@@ -205,7 +205,10 @@ _SYSTEM = re.compile(
     r"|lame|lcms2|ld_impl_.*|lerc|llvm-openmp|lz4-c|make|mkl|mkl-service|mkl_fft|mkl_random|ncurses|nettle|nodejs|openh264"
     r"|openjpeg|openssl|patchelf|pthread-stubs|readline|sqlite|sysroot_.*|tk|unzip|wget|x264|xorg-.*|xz|yaml|zip|zlib|zstd"
 )
-_CONDA = re.compile(r"(?:[A-Za-z0-9_./-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\[.*\])?\s*(.*)")
+_CONDA = re.compile(r"(?:[A-Za-z0-9_./-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(\[.*\])?\s*(.*)")
+_VERSION = re.compile(r"\bversion\s*=\s*('[^']*'|\"[^\"]*\"|[^],]*)")
+"""The version in the brackets of a specification: numpy[version='>=1.2,<2', build=py310_0]."""
+_NO_SPECIFICATION = "not a package specification of conda, as in numpy=1.26 or numpy>=1.26"
 
 
 def conda_entries(text: str, name: str) -> Iterator[Entry]:
@@ -218,24 +221,26 @@ def conda_entries(text: str, name: str) -> Iterator[Entry]:
     for index, item in enumerate(listed):
         path = ("dependencies", index)
         line = document.place(path).line
-        if isinstance(item, dict):
-            pip = item.get("pip")
-            for number, option in enumerate(pip if isinstance(pip, list) else ()):
+        if isinstance(item, dict) and set(item) == {"pip"} and isinstance(item["pip"], list | None):
+            for number, option in enumerate(item["pip"] or ()):
                 yield Entry(document.place((*path, "pip", number)).line, option=str(option))
+        elif isinstance(item, str):
+            yield _conda_entry(item, line)
         else:
-            yield _conda_entry(str(item), line)
+            yield Entry(line, str(item), fault=_NO_SPECIFICATION)
 
 
 def _conda_entry(text: str, line: int) -> Entry:
     match = _CONDA.fullmatch(text.strip())
     if match is None:
-        return Entry(line, text, fault="not a package specification of conda")
+        return Entry(line, text, fault=_NO_SPECIFICATION)
     known = match[1].lower()
     if _PROFILE_HAS.fullmatch(known):
         return Entry(line, known, note="the profile has its own Python and CUDA")
     if _SYSTEM.fullmatch(known):
         return Entry(line, known, note="not a package for pip; if you need it, name its Debian package under apt")
-    bound = _bound(match[2])
+    version = _VERSION.search(match[2] or "")
+    bound = _bound(version[1].strip("'\"") if version else match[3])
     return Entry(line, known, requirement=f"{_INDEX_NAMES.get(known, known)}{bound}")
 
 

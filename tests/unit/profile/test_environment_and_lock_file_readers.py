@@ -186,6 +186,32 @@ def test_an_environment_of_conda_gives_names_of_the_index(project: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("given", "requirement"),
+    [
+        ("numpy[version='>=1.2,<2']", "numpy>=1.2,<2"),
+        ('conda-forge::numpy [build=py310_0, version="1.26.*"]', "numpy==1.26.*"),
+        ("numpy[version=1.26.4,build=py310_0]", "numpy==1.26.4.*"),
+        ("numpy[build=py310_0]", "numpy"),
+    ],
+)
+def test_the_version_in_the_brackets_of_a_conda_package_counts(project: Path, given: str, requirement: str) -> None:
+    found = read(project, "environment.yml", f"dependencies:\n  - {given}\n")
+    assert [text for text, _ in found.lines] == [requirement] and found.faults == []
+
+
+@pytest.mark.parametrize("item", ["numpy: 1.26", "pip: alpha", "{pip: [alpha], numpy: 1}", "null", "1.5", "[numpy]"])
+def test_an_entry_that_is_not_a_conda_package_is_a_fault(project: Path, item: str) -> None:
+    found = read(project, "environment.yml", f"dependencies:\n  - scipy\n  - {item}\n")
+    assert [text for text, _ in found.lines] == ["scipy"]
+    assert [(fault.line, "not a package specification" in fault.message) for fault in found.faults] == [(3, True)]
+
+
+def test_an_empty_section_for_pip_is_accepted(project: Path) -> None:
+    found = read(project, "environment.yml", "dependencies:\n  - scipy\n  - pip:\n")
+    assert [text for text, _ in found.lines] == ["scipy"] and found.faults == []
+
+
+@pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("uv.lock", "a = [", "not valid TOML"),
