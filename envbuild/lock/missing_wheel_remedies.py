@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from envbuild.util.errors import NetworkError
 _NO_WHEEL = re.compile(
     r"(?:all versions of )?\b([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:[<>=!~]\S*)? (?:have|has) no usable wheels"
 )
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST = 20
 """The most packages that a message names."""
 
@@ -66,7 +68,7 @@ def _source_only(plan: Plan, name: str, direct: set[str]) -> SourceOnly | None:
 
 def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
     compiled = extension_compilers.compiled_packages()
-    kernels = [one for one in found if one.name in compiled and one.sdist and one.sdist.sha256]
+    kernels = [one for one in found if one.name in compiled and one.sdist and _SHA256.fullmatch(str(one.sdist.sha256))]
     others = [one for one in found if one not in kernels]
     if kernels:
         yield (
@@ -88,7 +90,8 @@ def _stanza(one: SourceOnly) -> Iterator[str]:
     """The entry for `extensions:` as lines of YAML."""
     row = extension_compilers.compiled_packages()[one.name]
     assert one.sdist is not None
-    url = f', url: "{one.sdist.address}"' if one.sdist.address else ""
+    address = one.sdist.address
+    url = f", url: {json.dumps(address)}" if address and address.isprintable() else ""
     yield f"  - name: {one.name}  # {one.version}"
     yield f"    sdist: {{sha256: {one.sdist.sha256}{url}}}"
     build = []

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.fetch import apt_resolution_and_download
+from envbuild.fetch import apt_resolution_and_download, index_pages
+from envbuild.fetch.index_pages import Listed
 from envbuild.lock import lock_creation_and_update, missing_wheel_remedies
 from envbuild.profile.extension_spec import Extension
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -51,6 +52,34 @@ def test_the_proposed_entry_is_a_valid_extension(project: Path, index: Index) ->
     found = Extension.model_validate(entry)
     assert (found.name, found.modules) == ("flash-attn", ("flash_attn_2_cuda",))
     assert found.sdist is not None and len(found.sdist.sha256) == 64
+
+
+def proposed(project: Path, monkeypatch: pytest.MonkeyPatch, *files: Listed) -> str:
+    """Return what is proposed for flash-attn, of which the index lists these files."""
+    monkeypatch.setattr(index_pages, "listed_files", lambda name: files)
+    plan = plan_of(project, {**SMALL, "packages": ["flash-attn"]})
+    return str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ('https://a.example/f.tar.gz", none: "', 'https://a.example/f.tar.gz", none: "'),
+        ("https://a.example/\u00fc.tar.gz", "https://a.example/\u00fc.tar.gz"),
+        ("https://a.example/f.tar.gz\nrun: [x]", None),
+    ],
+)
+def test_an_address_of_the_index_stays_one_value_of_the_entry(
+    project: Path, monkeypatch: pytest.MonkeyPatch, address: str, url: str | None
+) -> None:
+    text = proposed(project, monkeypatch, Listed("flash_attn-2.8.3.tar.gz", "0" * 64, address=address))
+    (entry,) = yaml.safe_load(text[text.index("extensions:") :])["extensions"]
+    assert entry["sdist"].get("url") == url and set(entry) == {"name", "sdist", "build", "modules"}
+
+
+def test_a_sha256_of_the_index_that_is_not_one_is_not_proposed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = proposed(project, monkeypatch, Listed("flash_attn-2.8.3.tar.gz", "0}, none: {a: b"))
+    assert "none" not in text and "extensions:" not in text and "flash-attn==2.8.3" in text
 
 
 def test_an_error_about_something_else_gets_no_remedy(project: Path, index: Index) -> None:
