@@ -29,8 +29,8 @@ _MOST = 20
 
 @dataclass(frozen=True)
 class SourceOnly:
-    """A package for which the index has no usable wheel in the required range: the newest release in that range, and
-    its sdist, None if the index has none. `direct`: whether the profile or its requirements file names it."""
+    """A package for which the index has no usable wheel in the required range: the newest release in that range for
+    the profile's Python, and its sdist, None if the index has none."""
 
     name: str
     version: str
@@ -58,7 +58,7 @@ def _source_only(plan: Plan, name: str, direct: set[str]) -> SourceOnly | None:
     wanted = newest_release_lag.specifier(name, (*plan.core, *plan.packages, *plan.constraints), plan.python)
     tags = wheel_resolution_and_download.tags(plan.python, plan.glibc)
     known = newest_release_lag.matching_releases(files, plan.python, tags)
-    fitting = [one for one in known if wanted.contains(one.version)]
+    fitting = [one for one in known if one.fits and wanted.contains(one.version)]
     if not fitting or any(one.usable for one in fitting):
         return None
     newest = fitting[-1].version

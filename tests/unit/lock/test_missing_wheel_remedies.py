@@ -82,6 +82,12 @@ def test_a_sha256_of_the_index_that_is_not_one_is_not_proposed(project: Path, mo
     assert "none" not in text and "extensions:" not in text and "flash-attn==2.8.3" in text
 
 
+def test_a_release_for_another_python_is_not_proposed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = Listed("flash_attn-2.9.0.tar.gz", "1" * 64, requires_python=">=3.99")
+    text = proposed(project, monkeypatch, Listed("flash_attn-2.8.3.tar.gz", "0" * 64), newer)
+    assert "# 2.8.3" in text and "0" * 64 in text and "2.9.0" not in text
+
+
 def test_an_error_about_something_else_gets_no_remedy(project: Path, index: Index) -> None:
     plan = plan_of(project, {**SMALL, "packages": ["flash-attn"]})
     assert missing_wheel_remedies.remedies(plan, "alpha depends on beta<2 and beta>=2 is required") is None
