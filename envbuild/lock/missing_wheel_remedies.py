@@ -35,7 +35,6 @@ class SourceOnly:
     name: str
     version: str
     sdist: Listed | None
-    direct: bool
 
 
 def remedies(plan: Plan, message: str) -> str | None:
@@ -47,11 +46,11 @@ def remedies(plan: Plan, message: str) -> str | None:
     requirements = [Requirement(text) for text in plan.packages]
     direct = {str(canonicalize_name(one.name)) for one in requirements}
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-        found = [one for one in pool.map(lambda name: _source_only(plan, name, direct), sorted(named | direct)) if one]
+        found = [one for one in pool.map(lambda name: _source_only(plan, name), sorted(named | direct)) if one]
     return "\n".join(_texts(plan, found[:_MOST])) or None
 
 
-def _source_only(plan: Plan, name: str, direct: set[str]) -> SourceOnly | None:
+def _source_only(plan: Plan, name: str) -> SourceOnly | None:
     files: Sequence[Listed] = ()
     with contextlib.suppress(NetworkError):
         files = index_pages.listed_files(name)
@@ -63,7 +62,7 @@ def _source_only(plan: Plan, name: str, direct: set[str]) -> SourceOnly | None:
         return None
     newest = fitting[-1].version
     sdists = [one for one in files if one.parsed and one.parsed[1] == newest and not one.file.endswith(".whl")]
-    return SourceOnly(name, str(newest), sdists[0] if sdists else None, name in direct)
+    return SourceOnly(name, str(newest), sdists[0] if sdists else None)
 
 
 def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
@@ -71,19 +70,24 @@ def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
     kernels = [one for one in found if one.name in compiled and one.sdist and _SHA256.fullmatch(str(one.sdist.sha256))]
     others = [one for one in found if one not in kernels]
     if kernels:
+        yield f"only source on the index: {_named(kernels)}"
+        what = "it" if len(kernels) == 1 else "them"
         yield (
-            f"to compile them for torch {plan.choice.situation.torch} and compute capability "
+            f"to compile {what} for torch {plan.choice.situation.torch} and compute capability "
             f"{plan.choice.environment.get(ARCH_LIST, '-')}, add to a profile that extends {plan.cli_words.split()[0]}:"
         )
         yield "extensions:"
         for one in kernels:
             yield from _stanza(one)
     if others:
-        names = ", ".join(f"{one.name} {one.version}" for one in others)
-        yield f"without a wheel for {wheel_resolution_and_download.target(plan.python, plan.glibc)}: {names}"
+        yield f"without a wheel for {wheel_resolution_and_download.target(plan.python, plan.glibc)}: {_named(others)}"
         pins = " ".join(f"{one.name}=={one.version}" for one in others)
         yield f"if they have no compiled code, make their wheels once: pip wheel --no-deps -w wheels {pins}"
         yield "then lock with UV_FIND_LINKS=wheels, and give this folder to every machine that builds the image"
+
+
+def _named(found: Sequence[SourceOnly]) -> str:
+    return ", ".join(f"{one.name} {one.version}" for one in found)
 
 
 def _stanza(one: SourceOnly) -> Iterator[str]:
