@@ -194,8 +194,8 @@ def _uv_entry(package: Mapping[str, Any], line: int) -> Iterator[Entry]:
 # Name in conda-forge or a conda channel -> name on the package index, where they differ.
 _INDEX_NAMES = {
     "faiss": "faiss-cpu", "matplotlib-base": "matplotlib", "msgpack-python": "msgpack", "opencv": "opencv-python",
-    "py-opencv": "opencv-python", "pytables": "tables", "pytorch": "torch", "pytorch-gpu": "torch", "pytorch-mutex": "",
-    "pytorch-cuda": "", "seaborn-base": "seaborn", "tensorboardx": "tensorboardX", "tensorflow-gpu": "tensorflow",
+    "py-opencv": "opencv-python", "pytables": "tables", "pytorch": "torch", "pytorch-gpu": "torch",
+    "seaborn-base": "seaborn", "tensorboardx": "tensorboardX", "tensorflow-gpu": "tensorflow",
 }  # fmt: skip
 # Parts of conda that pip does not install: the profile has Python and CUDA, Debian has the libraries.
 _PROFILE_HAS = re.compile(r"(python|python_abi|pip|cuda|cuda-.*|cudatoolkit.*|cudnn|nccl|pytorch-(cuda|mutex))")

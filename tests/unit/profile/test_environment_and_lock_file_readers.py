@@ -206,6 +206,12 @@ def test_an_entry_that_is_not_a_conda_package_is_a_fault(project: Path, item: st
     assert [(fault.line, "not a package specification" in fault.message) for fault in found.faults] == [(3, True)]
 
 
+def test_every_conda_package_with_another_name_on_the_index_is_looked_up_there() -> None:
+    readers = environment_and_lock_file_readers
+    for known, name in readers._INDEX_NAMES.items():
+        assert name and not readers._PROFILE_HAS.fullmatch(known) and not readers._SYSTEM.fullmatch(known)
+
+
 def test_an_empty_section_for_pip_is_accepted(project: Path) -> None:
     found = read(project, "environment.yml", "dependencies:\n  - scipy\n  - pip:\n")
     assert [text for text, _ in found.lines] == ["scipy"] and found.faults == []
