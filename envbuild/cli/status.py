@@ -46,7 +46,8 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 @dataclass(frozen=True)
 class OutdatedPins:
     """The document of `status --outdated` for one profile; for several, a row of it. `pins`: those that have newer
-    versions; the pin `base` is a base image whose tag has moved. `reason`: why the profile or its lock is invalid."""
+    versions; the pin `base` is a base image whose tag has moved or is missing. `reason`: why the profile or its
+    lock is invalid."""
 
     profile: str
     state: Literal["current", "outdated", "invalid"]

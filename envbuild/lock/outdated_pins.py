@@ -23,6 +23,8 @@ from envbuild.resolve.torch_compatibility_and_advisories import Advice
 from envbuild.util.errors import ProfileError
 from envbuild.util.json_output_types import AdvisoryRow
 
+_NO_TAG = "tag missing in the registry"
+
 
 @dataclass(frozen=True)
 class AdvisedUpdate(AdvisoryRow):
@@ -34,7 +36,8 @@ class AdvisedUpdate(AdvisoryRow):
 @dataclass(frozen=True)
 class Outdated:
     """A pin with a possible update. `newest`: the newest patch release, None if the pin is the newest. For the pin
-    `base`, both are the base image by digest: as locked, and as its tag points now."""
+    `base`, both are the base image by digest: as locked, and as its tag points now; `newest` is the text "tag missing
+    in the registry" if it has been removed."""
 
     name: str
     version: str
@@ -62,7 +65,10 @@ def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
 
 def _moved_base(lock: Lock) -> Iterator[Outdated]:
     if lock.image and lock.image_tag:
-        now = base_image_tag_lookup.image_of_tag(lock.image_tag)
+        try:
+            now = base_image_tag_lookup.image_of_tag(lock.image_tag)
+        except ProfileError:  # the image of the lock may still be there, by its digest
+            now = _NO_TAG
         if now != lock.image:
             yield Outdated(BASE, lock.image, now)
 

@@ -185,3 +185,7 @@ def test_outdated_names_the_image_to_which_the_tag_points_now(
     new = move(registry, NEW)
     forget()
     assert outdated_pins.find_outdated(plan, made) == [outdated_pins.Outdated(BASE, old, new)]
+    del registry.manifests["v1"]
+    forget()
+    missing = outdated_pins.Outdated(BASE, old, "tag missing in the registry")
+    assert outdated_pins.find_outdated(plan, made) == [missing]
