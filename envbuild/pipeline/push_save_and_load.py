@@ -7,7 +7,7 @@ import datetime
 import functools
 import importlib.metadata
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -118,7 +118,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
         statements = statements_of(proved, subject)
         pushed.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
-        pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock), state="complete")
+        pushed.update(tags=context.step("tags", _set_tags, place, manifest, (lock.short, VERIFIED)), state="complete")
     return pushed.value
 
 
@@ -148,14 +148,11 @@ def push_environment(name: str, target: str, python: str, listener: Listener, *,
             raise NotProved(text, hint="\n".join([*lacking, f"run: {command}"]))
         statements = environment_statements(measured, loaded, lock)
         pushed.update(statements=len(statements))
-        tags = (f"{ENVIRONMENT}-{lock.short}", ENVIRONMENT)
-        place = Repository(reference)
-        manifest = context.step("evidence", _publish_without_image, place, tags[0], statements, signer)
+        place, tag = Repository(reference), f"{ENVIRONMENT}-{lock.short}"
+        manifest = context.step("evidence", _publish_without_image, place, tag, statements, signer)
         pushed.update(digest=manifest.digest)
-        found = place.manifest(tags[1])
-        if found is None or found.digest != manifest.digest:
-            place.put_manifest(tags[1], manifest)
-        pushed.update(tags=tuple(f"{reference.repository}:{tag}" for tag in tags), state="complete")
+        tags = context.step("tags", _set_tags, place, manifest, (ENVIRONMENT,), (f"{reference.repository}:{tag}",))
+        pushed.update(tags=tags, state="complete")
     return pushed.value
 
 
@@ -399,18 +396,21 @@ def _published_note(statements: list[tuple[str, bytes]], signer: Signer | None) 
     return f"{some(len(statements), 'statement')}, {by}"
 
 
-def _set_tags(place: Repository, manifest: Manifest, lock: Lock) -> StepResult[tuple[str, ...]]:
-    """Set `verified` last, so that the evidence exists for anyone who pulls that tag. Return the tags; an error carries
-    those that were set before it."""
-    moved, tags = False, tuple[str, ...]()
-    for tag in (lock.short, VERIFIED):
+def _set_tags(
+    place: Repository, manifest: Manifest, tags: Sequence[str], present: tuple[str, ...] = ()
+) -> StepResult[tuple[str, ...]]:
+    """Set the tags in this order, `verified` last, so that the evidence exists for anyone who pulls that tag. Return
+    `present`, the references of tags that point to the manifest already, and those of the tags; an error carries those
+    that were set before it."""
+    moved, references = False, present
+    for tag in tags:
         try:
             before = place.manifest(tag)
             if before is None or before.digest != manifest.digest:
                 place.put_manifest(tag, manifest)
                 moved = True
         except EnvbuildError as error:
-            error.partial = {"tags": list(tags)}
+            error.partial = {"tags": list(references)}
             raise
-        tags += (f"{place.reference.repository}:{tag}",)
-    return StepResult(tags, cached=not moved, note=" ".join(tags))
+        references += (f"{place.reference.repository}:{tag}",)
+    return StepResult(references, cached=not moved, note=" ".join(references))

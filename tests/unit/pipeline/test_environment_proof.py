@@ -476,6 +476,13 @@ def test_pushed_again_nothing_is_written(verified: Environment, registry: Regist
     assert done.stdout.startswith(f"{registry.host}/team/sample:environment-")
 
 
+def test_a_push_that_fails_at_the_second_tag_names_the_first(verified: Environment, registry: Registry) -> None:
+    registry.refuse = "PUT /v2/.*/manifests/environment"
+    done = push(verified, registry, "--json")
+    (tag,) = done.document["tags"]
+    assert (done.code, done.document["state"]) == (7, "incomplete") and ":environment-" in tag
+
+
 def test_statements_of_others_stay_and_do_not_count(
     verified: Environment, registry: Registry, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
