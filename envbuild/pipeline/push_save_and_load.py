@@ -7,7 +7,7 @@ import datetime
 import functools
 import importlib.metadata
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -167,13 +167,19 @@ def _measure_environment(interpreter: Path, lock: Lock) -> StepResult[MeasuredEn
 def environment_statements(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> list[tuple[str, bytes]]:
     """Return every statement about an environment as (kind, payload): one for each run of its self-test, failed runs
     included."""
-    made = []
-    for path, record in evidence_statements_and_store.stored(measured.id):
+    return [(one.predicate_type, in_toto_statements.canonical(one)) for one in _test_results(measured.id, loaded, lock)]
+
+
+def _test_results(
+    tested: str, loaded: LoadedProfile, lock: Lock, subject: Subject | None = None
+) -> Iterator[evidence_statements_and_store.Statement]:
+    """The stored runs of the self-test of an image or environment. `subject`: what the statements name as tested; by
+    default, what the record names."""
+    for path, record in evidence_statements_and_store.stored(tested):
         if (record.profile, record.lock) == (loaded.name, lock.id):
-            subject = Subject(evidence_statements_and_store.subject_name(record), record.subject)
+            own = Subject(evidence_statements_and_store.subject_name(record), record.subject)
             text = evidence_statements_and_store.record_text(path)
-            made.append(in_toto_statements.test_result(record, text, subject))
-    return [(one.predicate_type, in_toto_statements.canonical(one)) for one in made]
+            yield in_toto_statements.test_result(record, text, subject or own)
 
 
 def _publish_without_image(
@@ -345,16 +351,12 @@ def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage
 def statements_of(proved: _ProvedImage, subject: Subject) -> list[tuple[str, bytes]]:
     """Return every statement about an image as (kind, payload): its build, its contents, and each run of its
     self-test."""
-    name, lock, image = proved.loaded.name, proved.lock, proved.record.image
+    loaded, lock, image = proved.loaded, proved.lock, proved.record.image
     made = [
         in_toto_statements.slsa_provenance(build_details(proved), subject),
-        in_toto_statements.sbom(sbom.make_sbom(name, lock, image), subject),
+        in_toto_statements.sbom(sbom.make_sbom(loaded.name, lock, image), subject),
+        *_test_results(image, loaded, lock, subject),
     ]
-    for path, record in evidence_statements_and_store.stored(image):
-        if (record.profile, record.lock) == (name, lock.id):
-            made.append(
-                in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
-            )
     return [(one.predicate_type, in_toto_statements.canonical(one)) for one in made]
 
 
