@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 from envbuild.explain import message_normalization
 from envbuild.explain.log_reader_and_search import Line, Log
@@ -33,9 +34,13 @@ class ProseReader:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._places: dict[tuple[str, int], int] | None = None
         self._known: dict[str, list[tuple[Line, str]]] = {}
         self._concepts = {row.concept: row for row in log_signatures.concepts()}
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """The id of each line object -> its index in the log. The parts of one long line share its number."""
+        return {id(line): place for place, line in enumerate(self._log.lines)}
 
     def statements(self) -> dict[str, tuple[Line, ...]]:
         """Returns the name of each statement in the log, with the lines that make it; none in a long log."""
@@ -71,9 +76,7 @@ class ProseReader:
 
     def _texts(self, line: Line) -> Iterator[str]:
         """Yields the sentences of a line, also as continued from the line before and on the next line."""
-        if self._places is None:
-            self._places = {(each.file, each.number): place for place, each in enumerate(self._log.lines)}
-        place = self._places[line.file, line.number]
+        place = self._places[id(line)]
         around = [(each.file, each.text) for each in self._log.lines[max(0, place - 1) : place + 2]]
         joined = [text for _, _, text in message_normalization.joined(around) if line.text.strip()[:40] in text]
         for text in (line.text, *joined):

@@ -24,6 +24,8 @@ def causes(text: str) -> list[str]:
         ("while training, the host's RAM slowly fills up", "memory-rises"),
         ("it climbs with every epoch, the RSS I mean", "memory-rises"),
         ("VRAM goes up steadily\nduring inference of the model", "memory-rises"),
+        ("Hello\rrank 3 never enters\rthe all_reduce\rThanks for any help", "rank-not-there"),
+        (r'{"body": "Hello\nrank 3 never enters\n  the all_reduce\nThanks for any help"}', "rank-not-there"),
         ("训练过程中，显存不断上升", "memory-rises"),
         ("память растёт постоянно при обучении", "memory-rises"),
         ("about 300 MB more RAM per epoch", "memory-per-step"),
