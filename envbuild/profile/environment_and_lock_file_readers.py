@@ -184,7 +184,7 @@ def _uv_entry(package: Mapping[str, Any], line: int) -> Iterator[Entry]:
     if folder == ".":
         return
     if folder is not None:
-        yield Entry(line, str(known), note=f"it is the folder {folder} of the project; install it in a child image")
+        yield Entry(line, f"{known} ({folder})", note="it is a folder of the project; install it in a child image")
     elif not isinstance(source, dict) or "registry" not in source or not isinstance(version, str):
         yield Entry(line, str(known), fault=_ELSEWHERE)
     else:
