@@ -372,6 +372,7 @@ HARMLESS = {
 }
 FREE = {
     "description",
+    "partial.[]",
     "env.{}",
     "accept.[].reason",
     "startup.[].reason",
