@@ -13,12 +13,12 @@ commit, name and outcome.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from machine import write
+from options import program
 
 from envbuild.lock import lock_creation_and_update, lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -178,11 +179,14 @@ def page(outcomes: list[Outcome]) -> list[str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="The share of public requirement files that resolve.")
+    parser.add_argument("folder", type=Path, help="folder of the repositories: OWNER+NAME/repo")
+    folder = parser.parse_args().folder
     outcomes = []
-    for number, picked in enumerate(picked_files(Path(sys.argv[1]))):
+    for number, picked in enumerate(picked_files(folder)):
         if number == FILES:
             break
-        outcomes.append(tried(Path(sys.argv[1]) / picked[0].replace("/", "+") / "repo", *picked))
+        outcomes.append(tried(folder / picked[0].replace("/", "+") / "repo", *picked))
         print(outcomes[-1].repository, outcomes[-1].file, "-", outcomes[-1].failure or "resolves", flush=True)
     (HERE / "results" / "requirement_files.json").write_text(
         json.dumps([asdict(one) for one in outcomes], indent=1) + "\n", encoding="utf-8"
@@ -191,4 +195,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)
