@@ -244,7 +244,7 @@ def verify_environment(
 
 def _environment_envelopes(reference: Reference) -> tuple[list[Envelope], list[Refusal]]:
     """Return the envelopes about environments at a tag or digest of a repository, and the refusals of invalid ones.
-    Raises NetworkError if there is no such tag, and Refusal if its manifest is invalid."""
+    Raises NetworkError if the tag does not exist, and Refusal if its manifest is invalid."""
     place = Repository(reference)
     target = reference.digest or reference.tag or ENVIRONMENT
     if place.manifest(target) is None:

@@ -127,11 +127,8 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
     """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the
     plan."""
     yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
-    gpus = ", ".join(gpu.id for gpu in plan.diagnosis.gpus) or "GPU unknown"
-    yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
-    yield from _found(plan.diagnosis)
+    yield from _judged(plan.diagnosis, torch)
     if plan.diagnosis.healthy:
-        yield "Nothing to fix."
         return
     yield from _loaded(plan.libraries)
     if plan.commands or plan.overrides:
@@ -180,11 +177,8 @@ def image_repair_lines(
     """The lines of a plan for an image. `commands`: what builds the fixed image; `prove`: commands that check it."""
     origin = f"built from the lock of profile {plan.profile}" if plan.profile else "of no known profile"
     yield f"Image: {plan.image} ({origin})"
-    gpus = ", ".join(gpu.id for gpu in plan.diagnosis.gpus) or "GPU unknown"
-    yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
-    yield from _found(plan.diagnosis)
+    yield from _judged(plan.diagnosis, torch)
     if plan.diagnosis.healthy:
-        yield "Nothing to fix."
         return
     yield from _loaded(plan.libraries)
     if plan.dockerfile:
@@ -202,6 +196,15 @@ def image_repair_lines(
     if prove:
         yield "Check the new image:"
         yield from (f"  {command}" for command in prove)
+
+
+def _judged(diagnosis: Diagnosis, torch: str | None) -> Iterator[str]:
+    """The lines on what was judged, and what was found."""
+    gpus = ", ".join(gpu.id for gpu in diagnosis.gpus) or "GPU unknown"
+    yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
+    yield from _found(diagnosis)
+    if diagnosis.healthy:
+        yield "Nothing to fix."
 
 
 def _found(diagnosis: Diagnosis) -> Iterator[str]:

@@ -462,7 +462,7 @@ def test_pushed_evidence_verifies_a_copy_without_an_image(
     for tag in ("", f":environment-{lock.short}", f"@{document['digest']}"):
         found = verify(Environment(project / "other"), registry, "--profile", "sample", tag=tag)
         assert (found.code, found.stdout.strip()) == (0, subject), found.stderr
-    assert push(verified, registry).code == 4, "there is no evidence on this machine now"
+    assert push(verified, registry).code == 4, "this machine has lost its evidence"
     add_pth(Environment(project / "other"))
     changed = verify(Environment(project / "other"), registry)
     assert changed.code == 5 and "{site}/late.pth: files were added" in changed.stderr
@@ -499,13 +499,17 @@ def test_statements_of_others_stay_and_do_not_count(
     assert verify(verified, registry, "--gpu", "h20").code == 5
 
 
+def record_a_failure(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
+    assert environment.record().code == 5
+
+
 def test_a_later_failure_is_pushed_too_and_ends_the_proof(
     verified: Environment, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert push(verified, registry).code == 0
-    failed = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
-    assert verified.record().code == 5
+    record_a_failure(verified, monkeypatch)
     refused = push(verified, registry)
     assert refused.code == 4 and "nothing is published" in refused.stderr and "--record" in refused.stderr
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
@@ -519,9 +523,7 @@ def test_the_newest_failure_in_a_registry_counts(
 ) -> None:
     """The pass and the failure are at the tag, as two machines publish them."""
     assert push(verified, registry).code == 0
-    failed = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
-    assert verified.record().code == 5
+    record_a_failure(verified, monkeypatch)
     loaded = profile_of(Path(), PROFILE)
     lock = lock_file.required_lock(loaded)
     files = environment_file_hasher.hash_environment(verified.python)

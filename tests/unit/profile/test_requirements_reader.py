@@ -127,7 +127,7 @@ def test_a_file_in_a_folder_includes_one_of_the_project(project: Path) -> None:
 
 
 def test_options_without_effect_on_a_lock_are_reported_and_ignored(project: Path) -> None:
-    """Index URLs of a file are never used: whoever writes the file would choose where packages come from."""
+    """Index URLs of a file are never used: otherwise the author of the file would choose where packages come from."""
     file = project / "requirements.txt"
     file.write_text(
         "--extra-index-url https://index.example/cu121\n-f https://index.example/links\n--pre\n"
