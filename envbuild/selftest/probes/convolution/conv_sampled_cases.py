@@ -42,7 +42,6 @@ from envbuild.selftest.probes.convolution.conv_argument_space import (
     ConvShape,
     Sizes,
     has_bias,
-    output_padding,
     point_of_layer,
     shape,
     with_usual,
@@ -106,7 +105,7 @@ def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
         values[2] = hashed_inputs.whole((out,), 40 * seed + 2, 4)
     dtypes = [torch.float32, *(_halves(device, what.function) if kind == "whole" else [])]
     variants = [(dtype, _layout(point, number)) for number, dtype in enumerate(dtypes)]
-    missing = {variant: _left_out(point, variant, device) for variant in variants}
+    missing = {variant: _left_out(point, what, variant, device) for variant in variants}
     run = functools.partial(_run, what=what, point=point, missing=missing)
     half_sums = device.type != "cpu"
     exact = functools.partial(_exact, what=what, point=point, missing=missing, tf32=tf32, half_sums=half_sums)
@@ -137,10 +136,15 @@ def _layout(point: Point, number: int) -> Layout:
     return (own, ALL_LAST, CONTIGUOUS)[(number + point["turn"]) % 3]
 
 
-def _left_out(point: Point, variant: Variant, device: torch.device) -> Collection[str]:
+def _left_out(point: Point, what: ConvShape, variant: Variant, device: torch.device) -> Collection[str]:
     dtype, (x, w, grad) = variant
-    long = any(more >= stride for more, stride in zip(output_padding(point), point["stride"]))
-    at = {**point, "dtype": dtype, "input": x, "weights": w, "gradient": grad, "output padding of a stride": long}
+    _, written = what.written
+    at = {
+        **point,
+        **{"dtype": dtype, "input": x, "weights": w, "gradient": grad},
+        "output padding of a stride": any(more >= stride for more, stride in zip(what.extra, what.stride)),
+        "output shallower than the kernel": written[0] < what.dilation[0] * (what.kernel[0] - 1) + 1,
+    }
     return torch_fault_exclusions.uncomputed_results("convolution", device.type, at)
 
 
