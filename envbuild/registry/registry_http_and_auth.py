@@ -142,19 +142,22 @@ class Access:
         """The URL as requests will send it. Raises Refusal if it is invalid or does not use https. http is allowed only
         for a host of this machine, if the registry uses http too.
 
-        The check uses that form, because parsers differ: in `https://a\\@b` urlsplit finds host b, and requests
-        connects to a.
+        The URL is checked both as given and in the form in which it is sent, because parsers differ: in
+        `https://a\\@b` urlsplit finds host b, and requests connects to a.
         """
         try:
-            scheme, host, _ = _origin(url)
-            plain = scheme == "http" and urlsplit(self.base).scheme == "http" and is_local(host or "")
-            if scheme != "https" and not plain:
-                raise Refusal("insecure", f"{self.host} redirects to {scheme or 'no scheme'}, which is not https")
+            self._require_https(url)
             prepared = requests.Request("GET", url).prepare().url or ""
-            _origin(prepared)
+            self._require_https(prepared)
         except ValueError:  # unclosed brackets, or a port that is not a number
             raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
         return prepared
+
+    def _require_https(self, url: str) -> None:
+        scheme, host, _ = _origin(url)
+        plain = scheme == "http" and urlsplit(self.base).scheme == "http" and is_local(host or "")
+        if scheme != "https" and not plain:
+            raise Refusal("insecure", f"{self.host} redirects to {scheme or 'no scheme'}, which is not https")
 
     def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         headers = dict(options.pop("headers", {}))

@@ -251,7 +251,13 @@ def test_https_never_falls_back_to_http(where: str) -> None:
     assert place.inside("https://cdn.example/x")
 
 
-@pytest.mark.parametrize("where", ["http://169.254.169.254/latest", "http://127.r.example/", "ftp://127.0.0.1/"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "http://169.254.169.254/latest", "http://127.r.example/", "ftp://127.0.0.1/",
+        "http://169.254.169.254\\@localhost/latest",  # urlsplit finds localhost, but urllib3 connects to the first host
+    ],
+)  # fmt: skip
 def test_a_registry_of_this_machine_leads_to_no_other_over_http(where: str) -> None:
     place = registry_http_and_auth.Access(
         "127.0.0.1:5000", "http://127.0.0.1:5000", registry_http_and_auth.registry_session(None)
