@@ -21,7 +21,8 @@ def is_out_of_memory(output: str) -> bool:
 
 
 def explained(output: str) -> str:
-    """Return the lines that show the error, after advice if the error is known."""
+    """Return advice and the text that shows the error, if the error is known; otherwise the result of
+    `first_errors`."""
     for row in extension_compilers.complaints():
         match = row.pattern.search(output)
         if match:

@@ -32,7 +32,7 @@ class Failed(BuildError):
 @dataclass(frozen=True)
 class BuildOrder:
     """An order to build from the Dockerfile `text` of a profile's lock in an engine. `say` gets messages for the user,
-    `on_line` each line of the build."""
+    `on_line` each line of the build's output."""
 
     engine: Engine
     lock: Lock
@@ -49,7 +49,7 @@ def build(order: BuildOrder, options: Sequence[str]) -> None:
     the engine's memory allows (`extension_wheel_build.jobs_for`): two at the same time could run out of memory.
 
     Raises Failed if a step fails, HashMismatch if a stored file changed, NetworkError if the base image cannot be
-    fetched, and DiskError.
+    fetched, EngineError if the client or the builder cannot be used, and DiskError.
     """
     engine, lock, name = order.engine, order.lock, order.profile
     with (
@@ -165,8 +165,8 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
 
 
 def _full(engine: Engine) -> DiskError:
-    """Return the error for a disk that became full during the build: the engine's or this machine's. It shows the free
-    space of the folders to which envbuild writes and, without a named builder, of the engine's data folder."""
+    """Return the error for a disk that became full during the build: the engine's or this machine's. The error shows
+    the free space of the folders to which envbuild writes and, without a named builder, of the engine's data folder."""
     folder = None if engine.builder else engine.data_folder
-    where = "" if folder else ", the engine's or this machine's"
-    return disk_space.full([folder, *disk_space.written_folders()], f"the disk became full during the build{where}")
+    disk = "the disk" if folder else "the disk of the engine or of this machine"
+    return disk_space.full([folder, *disk_space.written_folders()], f"{disk} became full during the build")

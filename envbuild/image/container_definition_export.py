@@ -1,8 +1,8 @@
 """Exports a lock as a Dockerfile, an Apptainer definition or a devcontainer.json that need no envbuild. Pure.
 
-The locked wheels are installed with their hashes, and the metadata of the packages is changed to require the
+The locked wheels are checked against their hashes, and the metadata of the packages is changed to require the
 overrides. The Dockerfile is the one that `envbuild lock` writes. It names the locked versions of the Debian packages;
-the Apptainer definition takes those of the day of the build.
+the Apptainer definition takes the versions that the mirror has on the day of the build.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def _pinned_in_dockerfile(lock: Lock) -> list[str]:
 
 
 def _wheel_and_base_comments(lock: Lock, on_debian: list[str]) -> list[str]:
-    """Comments on how the wheels and the base are pinned. `on_debian`: those for a base that is not a base image."""
+    """Comments on how the wheels and the base are pinned. `on_debian`: the comments on the base if the lock has no base
+    image."""
     wheels = ["# Pinned: the version and sha256 of every wheel.", *_pinned_overrides(lock)]
     return wheels + (_pinned_base_image(lock) if lock.image else on_debian)
 

@@ -89,7 +89,7 @@ def intact_base(lock: Lock) -> Path:
 
 
 def require_intact(target: Path, found: str) -> None:
-    """Remove a base and raise HashMismatch if it has changed. `found`: the sha256 of its content, hex."""
+    """If a base has changed, remove it and raise HashMismatch. `found`: the sha256 of its content, hex."""
     noted = target.with_suffix(".sha256")
     if not noted.is_file() or noted.read_text(encoding="utf-8") != found:
         target.unlink()
@@ -103,7 +103,8 @@ def make_base(lock: Lock, store: Store, on_line: Callable[[str], None], *, apt: 
     """Make the base of `lock` from packages in `store`, unless it exists already, and return its path. `apt`: with the
     packages of `apt:`.
 
-    Raises ProcessMissing if mmdebstrap is missing, BuildError if it fails.
+    Raises ProcessMissing if mmdebstrap is missing, BuildError if it fails, HashMismatch for a stored package that
+    changed, and DiskError.
     """
     target = tar_file(lock, apt=apt)
     if target.is_file():
@@ -168,7 +169,7 @@ def _bootstrap(
     if shutil.which("mmdebstrap") is None:  # check it here: otherwise unshare would report it missing
         raise ProcessMissing(
             "mmdebstrap is not installed; a bootstrap base is made with it",
-            hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",
+            hint="install it (Debian: apt-get install mmdebstrap), or set a base image in the profile, under base",
         )
     done = run(
         [

@@ -55,7 +55,8 @@ class Image:
 
 
 class Engine:
-    """A connection to the engine. Every method raises EngineError if the engine stops responding."""
+    """A connection to the engine. Every method raises EngineError if the engine stops responding, or DiskError if the
+    reason is a full disk."""
 
     def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
         """`timeout`: seconds for one response; `builder`: the buildx builder to use, if not the engine's default.
@@ -88,8 +89,8 @@ class Engine:
         return info
 
     def require_bounds(self) -> None:
-        """Raise EngineError if the engine would run a container without the limits that are set for it. It does so with
-        only a warning, for example rootless without cgroup v2."""
+        """Raise EngineError if the engine would run a container without the limits that are set for it. Such an engine,
+        for example a rootless one without cgroup v2, gives only a warning."""
         lacking = [what for what, key in _BOUNDS.items() if self.info.get(key) is False]
         if lacking:
             rootless = any("rootless" in option for option in self.info.get("SecurityOptions") or ())

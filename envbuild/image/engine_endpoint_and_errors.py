@@ -12,11 +12,12 @@ import requests
 
 from envbuild.util.errors import EngineError
 
-_DEEPEST = 20  # the most nested errors to search
+_DEEPEST = 20  # how many nested errors are searched at most
 
 
 def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
-    """Return the engine's address: DOCKER_HOST, else the current docker context, else the default socket."""
+    """Return the engine's address and TLS configuration: from DOCKER_HOST, else from the current docker context, else
+    the default socket. Raises EngineError if the context cannot be read or does not exist."""
     if os.environ.get("DOCKER_HOST"):
         parameters = docker.utils.kwargs_from_env()
         return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
@@ -32,7 +33,8 @@ def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
 
 
 def why(error: BaseException) -> str:
-    """Return the operating system's message from an error that libraries wrapped; else the error's first line."""
+    """Return the operating system's message from an error that libraries wrapped; else "no answer in time" for a
+    time-out; else the error's first line."""
     text, left = str(error), [error]
     for depth in range(_DEEPEST):
         if depth == len(left):

@@ -1,4 +1,4 @@
-"""Writes an image that the engine saves as an OCI image layout, in a folder or as one tar, with uncompressed layers."""
+"""Writes an image of the engine as an OCI image layout with uncompressed layers: in a folder, or as one tar."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Folder:
         return content.digest
 
     def write(self, file: Path, files: Mapping[str, bytes]) -> Path:
-        """Write the layout as one tar; the same content gives the same tar."""
+        """Write the layout as one tar; the same content gives the same tar. `files`: other files to add, by name."""
         tagged = [(tag, self.manifest(tag)) for tag in sorted(self._tags) if not oci_types.DIGEST.fullmatch(tag)]
         manifests = [{**found.descriptor, "annotations": {REF: tag}} for tag, found in tagged if found]
         own = {

@@ -18,7 +18,7 @@ from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
-from envbuild.image.oci.image_description import MAX_LAYERS
+from envbuild.image.oci.image_description import FEWER_LAYERS, MAX_LAYERS
 from envbuild.lock.lock_entry_types import Builder, LockedExtension, Nvcc
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
 from envbuild.registry.image_reference_patterns import BY_DIGEST
@@ -150,9 +150,7 @@ def render(lock: Lock) -> str:
     steps = _common_steps(lock) + _tools(lock)
     count = 2 + len(steps)  # the base, and the stage that compiles
     if count > MAX_LAYERS:
-        raise LockError(
-            f"compiling needs {count} layers; an image can have at most {MAX_LAYERS}", hint="name fewer large packages"
-        )
+        raise LockError(f"compiling needs {count} layers; an image can have at most {MAX_LAYERS}", hint=FEWER_LAYERS)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         lock_id=lock.id,
         epoch=str(SOURCE_DATE_EPOCH),

@@ -50,7 +50,7 @@ class Module:
 
 
 class _Unreadable(Exception):
-    """The wheel cannot be opened safely, or not at all; `args` has every reason."""
+    """The wheel cannot be opened, or not safely; `args` has every reason."""
 
 
 def wheel_faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str | None = None) -> list[str]:
@@ -58,7 +58,7 @@ def wheel_faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, p
 
     `modules`: modules that must be importable. `arch`: TORCH_CUDA_ARCH_LIST of the build ("9.0;10.0"; PTX is not
     required), "" for a wheel without device code; any other text raises ValueError. `python`: for example "3.11"; if
-    None, any version is accepted, and only the wheel's own metadata must be consistent.
+    None, the wheel may be for any version, and is checked for the version that its tags name.
     """
     try:
         tags = _named(wheel)[1]

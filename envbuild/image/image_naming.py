@@ -6,8 +6,8 @@ PREFIX = "envbuild/"
 VERIFIED = "verified"
 """The tag of a verified image."""
 ENVIRONMENT = "environment"
-"""The tag of the statements about the environments of the newest pushed lock; with a hyphen and a lock's short id, of
-that lock."""
+"""The tag of the statements about environments of the lock that was pushed last. The statements about environments of
+any pushed lock have the tag `environment-`, followed by the short id of that lock."""
 LABEL = "io.envbuild."
 LOCK_LABEL = f"{LABEL}lock"
 

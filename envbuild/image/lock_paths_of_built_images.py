@@ -17,8 +17,7 @@ _KIND = "built"
 
 
 def note_lock(lock_file: Path) -> None:
-    """Note the path of a lock. Does nothing if the file does not exist, as for a rebuild: the note would never be
-    removed."""
+    """Note the path of a lock. Does nothing if the file does not exist, as in a trial of pins before the first lock."""
     file = _file(lock_file.absolute())
     if lock_file.is_file() and not file.is_file():
         write_atomically(file, os.fsencode(lock_file.absolute()))

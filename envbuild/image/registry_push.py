@@ -26,8 +26,8 @@ def parse_repository(text: str) -> Reference:
 
 
 def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> tuple[Manifest, bool]:
-    """Push an image unless the registry has it, with any compression. Return its manifest, and whether the registry had
-    it already.
+    """Push an image unless the registry has it, no matter how it is compressed there. Return its manifest, and whether
+    the registry had it already.
 
     `send` pushes the image under a tag with the image's id, since a push by digest is not possible. The push has
     succeeded only if the registry then serves the image under that tag. Raises CheckFailed otherwise, and what `send`

@@ -23,10 +23,10 @@ _LEVEL = 3  # zstd's default; another level gives other digests
 
 
 def push_layers(place: Repository, image: OciImage, tag: str, on_line: Callable[[str], None]) -> None:
-    """Write an image's layers again, and push it under a tag. Layers that the registry has are not sent again. Those of
-    a base image keep their compression, so that a registry or machine that has the base image needs none of them. The
-    manifest is pushed last, and is the same for the same image and release of zstd. Raises DiskError without space for
-    the largest layer, NetworkError, and what the layers' recipes raise."""
+    """Compress an image's layers with zstd, and push the image under a tag. Layers that the registry has are not sent
+    again. Layers of a base image keep their compression, so that a registry or machine that has the base image needs
+    none of them. The manifest is pushed last, and is the same for the same image and release of zstd. Raises DiskError
+    if the disk has no space for the largest layer, NetworkError, and what the layers' recipes raise."""
     packed = list[dict[str, Any]]()
     pairs = list(zip(image.described, image.layers, strict=True))
     with temporary_files.folder("push") as folder:
@@ -54,7 +54,8 @@ def _is_of_base(described: DescribedLayer) -> bool:
 
 
 def _require_space(largest: int, folder: Path) -> None:
-    """Check the space for a compressed layer of `largest` bytes: compression makes a layer hardly ever larger."""
+    """Raise DiskError if the disk has no space for `largest` bytes, the uncompressed size of the largest layer:
+    compression hardly ever makes a layer larger."""
     if shutil.disk_usage(folder).free < largest:
         free = disk_space.free_space(folder.parent)
         text = f"a layer of {largest / 1e9:.1f} GB may be too large for the disk when it is compressed: {free}"

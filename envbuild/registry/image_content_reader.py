@@ -148,7 +148,7 @@ def require_layer(place: ImageSource, digest: str, diff_id: str) -> None:
 def _unpacked(
     place: BlobSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
 ) -> Iterator[Unpacked]:
-    """The decompressed layer. Reads the rest at the end and checks the diff id."""
+    """Yield the decompressed layer. At the end, read the rest of it and check the diff id."""
     stream = Unpacked(place.blocks(digest), watch)
     try:
         yield stream

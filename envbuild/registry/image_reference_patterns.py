@@ -21,11 +21,12 @@ REGISTRY = (
 _DOTTED, _PLAIN = r"[a-zA-Z0-9][a-zA-Z0-9-]*\.[a-zA-Z0-9.-]*[a-zA-Z0-9]", r"[a-z0-9]+(?:(?:_|__|-+)[a-z0-9]+)*"
 REPOSITORY = rf"(?:(?:{_DOTTED}|{_LABELS}{_PORT}|{_IPV6}(?:{_PORT})?|{_PLAIN})/{NAME}|{_WORD})"
 _DIGEST = r"@sha256:[0-9a-f]{64}"
-# Allowed references to a base image: in a lock and a Dockerfile, and as the tag that a profile names.
+# Allowed references to a base image. A lock and a Dockerfile have BY_DIGEST, and a lock may also have a tag, BY_TAG. A
+# profile has BY_DIGEST_OR_TAG.
 BY_DIGEST = rf"{REPOSITORY}(?::{TAG})?{_DIGEST}"
 BY_TAG = rf"{REPOSITORY}:{TAG}"
 BY_DIGEST_OR_TAG = rf"{REPOSITORY}(?:{_DIGEST}|:{TAG}(?:{_DIGEST})?)"
-# Allowed references to a job's image. In addition, they may be only an image id, or have a registry's IPv6 address.
+# Allowed references to a job's image: a name with a digest, or only an image id.
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 
 

@@ -19,7 +19,7 @@ _WINDOW = 1 << 27
 
 class Unpacked(Blocks):
     """The tar as a file object, hashed while it is read. Reading raises ValueError, EOFError or zlib.error if the blob
-    is invalid or truncated. `watch` gets every block that is read."""
+    is invalid or truncated. `watch` gets every part of the tar that is read."""
 
     def __init__(self, blocks: Iterator[bytes], watch: Callable[[bytes], object] = lambda block: None) -> None:
         super().__init__(_unpacked(blocks))

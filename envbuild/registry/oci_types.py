@@ -90,9 +90,9 @@ _MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # objects with arb
 
 
 def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
-    """Parse a manifest, an index or a configuration. Also raises Malformed if an engine might parse the
-    document differently: Go's JSON decoder ignores the case of keys and takes the last match, so it reads `env` as
-    `Env` (encoding/json, Unmarshal)."""
+    """Parse a manifest, an index or a configuration. `what`: its name in errors; `limit`: its largest size in bytes.
+    Raises Malformed for an invalid document, and if an engine might parse it differently: Go's JSON decoder ignores the
+    case of keys and takes the last match, so it reads `env` as `Env` (encoding/json, Unmarshal)."""
     found = strict_and_canonical_json.parse(raw, what, limit)
     level: list[Any] = [found]
     while level:

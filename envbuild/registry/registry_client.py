@@ -34,7 +34,7 @@ _BINARY = {"Content-Type": "application/octet-stream"}
 
 
 class _BrokenResponse(NetworkError):
-    """A response ended before its end."""
+    """A response ended too early."""
 
 
 class Repository:
@@ -80,7 +80,7 @@ class Repository:
         return bytes(found)
 
     def blocks(self, digest: str) -> Generator[bytes, None, None]:
-        """A blob of any size, in blocks. Raises Refusal after the last one if it does not match its digest."""
+        """A blob of any size, in blocks. Raises Refusal after the last block if the blob does not match its digest."""
         seen = hashlib.sha256()
         for block in self._blocks_from(digest, 0):
             seen.update(block)
@@ -111,8 +111,8 @@ class Repository:
                 time.sleep(pause)
 
     def _blocks_from(self, digest: str, start: int) -> Generator[bytes, None, None]:
-        """The bytes of a blob from `start` on. If the registry sends the whole blob, the first ones are dropped. If it
-        sends a different part than requested, or none, the whole blob is requested."""
+        """The bytes of a blob from `start` on. If the registry sends the whole blob, the bytes before `start` are
+        dropped. If it sends a different part than requested, or none, the whole blob is requested."""
         path, ranges = f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {}
         answer = self._get(path, headers=ranges, codes=(200, 206, 416) if start else (200,))
         if answer is not None and answer.status_code != 200 and not _is_rest(answer, start):

@@ -25,8 +25,8 @@ NVCC_RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+),")
 class ArchiveLayer:
     """The layer with an unpacked archive. `kind`: a key of archive_spec.FOLDERS; `sha256`: that of the file, hex;
     `release`: the CUDA release that its nvcc must have, such as "12.6", or empty for an archive without nvcc. If there
-    is an nvcc, the links that linkers look for are added. `folder`: where the archive is unpacked, if the base image
-    has a symbolic link in place of the kind's folder; otherwise empty."""
+    is an nvcc, the links that linkers look for are added. `folder`: the folder for the archive in the image, if a
+    symbolic link of the base image leads from the kind's usual folder to it; otherwise empty."""
 
     file: Path
     kind: str
@@ -85,7 +85,8 @@ def _add_links(home: Path) -> None:
 
 
 def _tar(content: Path, root: str) -> Iterator[bytes]:
-    """Yield the blocks of a tar with the content of a folder below `root`, sorted by path, with its parent folders."""
+    """Yield the blocks of a tar: `root` and its parent folders, then the content of a folder, below `root` and sorted
+    by path."""
     parts = root.split("/")
     for count in range(1, len(parts) + 1):
         yield tar_header(f"{'/'.join(parts[:count])}/", b"5", EXECUTABLE)

@@ -1,4 +1,5 @@
-"""What envbuild has to know of a base image, read from its layers: its Python, and its CUDA toolkit.
+"""Reads from the layers of a base image what envbuild needs to know: its Python, its CUDA toolkit, and the owners and
+modes of its folders.
 
 Reading the layers of a large image takes a minute, so the result is kept in the cache, with a hash of itself.
 """
@@ -56,7 +57,7 @@ class BaseLayerRef:
 
 @dataclass(frozen=True)
 class BaseFolder:
-    """A folder of a base image whose mode or owner is not the one of a folder that envbuild writes."""
+    """A folder of a base image whose mode or owner differs from 0755 root:root, with which envbuild writes folders."""
 
     path: str
     ownership: FolderOwnership
@@ -64,12 +65,13 @@ class BaseFolder:
 
 @dataclass(frozen=True)
 class BaseContents:
-    """`interpreter`: the path of Python by the image's PATH; `executable`: the path behind all links; `version`: such
-    as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the CUDA release of the toolkit's nvcc,
-    empty if nvcc is missing; `libraries`: the names in the folder `library_folder`, the toolkit's lib64 behind all
-    links; `lib64`: the path of that link if it is missing, or empty. `folders`: the folder of each kind of archive,
-    where the image's symbolic links lead from it. `odd_folders`: those of the folders above, of /opt and of their
-    parents whose mode or owner is not 0755 root:root."""
+    """What was read from a base image. `interpreter`: the path of Python by the image's PATH; `executable`: the path
+    behind all links; `version`: such as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the
+    CUDA release of the toolkit's nvcc, empty if nvcc is missing; `library_folder`: the toolkit's lib64 (its lib, if
+    lib64 is missing), behind all links; `libraries`: the names of the libraries in it; `lib64`: the path of lib64 if it
+    is missing, otherwise empty. `folders`: for each kind of archive, the folder to which the image's symbolic links
+    lead from the kind's usual folder. `odd_folders`: among /opt, the folders in the other fields and all their parents,
+    the folders whose mode or owner is not 0755 root:root."""
 
     interpreter: str
     executable: str
@@ -95,7 +97,7 @@ def base_contents(
     """Read the layers of a base image, unless the contents are known. `python`: such as "3.11"; `environment`: the
     image's variables.
 
-    Raises BuildError if the image does not have this Python with its module venv, or has files in /opt/venv or an /opt
+    Raises BuildError if the image does not have this Python with its module venv, or has /opt/venv already or an /opt
     that other users cannot enter; Refusal for an invalid layer.
     """
     file, search = contents_file(layers, python, environment), _search_path(environment)
@@ -158,12 +160,12 @@ _ownership = functools.lru_cache(1000)(FolderOwnership)  # most of the many fold
 
 def _noter(python: str) -> Callable[[str, Iterator[bytes]], str]:
     """Return a function that reads those files whose content is needed. It returns the version of a Python, the release
-    of an nvcc, or the text of a template."""
+    of an nvcc, or the text of a template; for any other file an empty text."""
     minor, left = re.escape(python), _ALL_TEMPLATES
     # python3.N may be a hard link to python3.
     has_version = re.compile(rf"(?:.*/)?(?:python(?:3|{minor})?|libpython{minor}[a-z]*\.so[.\d]*)")
     template = re.compile(rf"(?:.*/)?lib(?:64)?/python{minor}/venv/scripts/(?:common|posix)/[^/]+")
-    # Py_GetVersion begins with the macro PY_VERSION, a string of its own in the file.
+    # The file contains the value of the macro PY_VERSION as a separate string, because Py_GetVersion uses it.
     version = re.compile(rb"(?<![\w.])(" + minor.encode() + rb"\.\d+)[a-z0-9+]*\0")
 
     def note(path: str, blocks: Iterator[bytes]) -> str:
@@ -184,7 +186,7 @@ def _search(pattern: re.Pattern[bytes], blocks: Iterator[bytes]) -> str:
     tail = b""
     for block in blocks:
         both = tail + block
-        # not at the first byte, since the pattern may refuse a match after certain bytes
+        # not from the first byte of a tail: whether the pattern matches there depends on the byte before it
         if found := pattern.search(both, min(len(tail), 1)):
             return found[1].decode()
         tail = both[-_OVERLAP:]
@@ -236,7 +238,7 @@ def _odd_folders(tree: FileTree, written: Iterable[str]) -> Iterator[BaseFolder]
 
 
 def _notes(tree: FileTree, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the files in a folder with what was noted about them, as far as something was."""
+    """Yield name and note of each file in a folder that has a note."""
     for name, _ in tree.folder(folder):
         found = tree.resolve(f"{folder}/{name}")
         if found and isinstance(found[1], TreeFile) and found[1].note:
@@ -274,7 +276,8 @@ def _interpreter(tree: FileTree, python: str, search: str) -> tuple[str, str]:
         path = f"{folder}/python{python}"
         found = tree.resolve(path) if folder.startswith("/") else None
         if found and isinstance(found[1], TreeFile):
-            # a virtual environment has its own Python as a link, and is not the home of another one
+            # In a virtual environment, python is a link. The file behind it is used, because a virtual environment must
+            # not be the home of another one.
             is_environment = tree.resolve(f"{folder}/../pyvenv.cfg") is not None
             return found[0] if is_environment else path, found[0]
     raise BuildError(
@@ -284,7 +287,7 @@ def _interpreter(tree: FileTree, python: str, search: str) -> tuple[str, str]:
 
 
 def _version(tree: FileTree, executable: str, home: str, python: str) -> str:
-    """Return the version in the interpreter, or in its library, if it is linked to one."""
+    """Return the version of Python: from the interpreter's file, or from the file of its library."""
     folders = [f"{home}/lib", f"{home}/lib/x86_64-linux-gnu", f"{home}/lib64"]
     names = ((folder, name) for folder in folders for name, _ in tree.folder(folder))
     libraries = [f"{folder}/{name}" for folder, name in names if name.startswith(f"libpython{python}")]

@@ -105,8 +105,9 @@ class BaseImageVenvLayer:
 
 @dataclass(frozen=True)
 class BaseImageFoldersLayer:
-    """Folders of a base image, with their own modes and owners. Every layer that envbuild writes lists the parents of
-    its files as mode 0755 of root, so that images share these layers; this one comes last and sets them back."""
+    """The layer with folders of a base image, which gives them back their own modes and owners. Every other layer that
+    envbuild writes lists the parents of its files with mode 0755 and owner root, so that images share these layers.
+    Therefore this layer comes last."""
 
     folders: tuple[BaseFolder, ...]
     keeps_blob = False

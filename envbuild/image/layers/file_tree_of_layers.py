@@ -1,8 +1,8 @@
 """The tree of files that the layers of an image give together, with the marks of the OCI specification that remove
 files ("whiteouts"). Pure.
 
-An engine unpacks each layer into a folder of its own. So a folder in an upper layer replaces a symbolic link below it,
-and a link of the same layer is followed.
+An engine unpacks each layer into a folder of its own. So a folder in an upper layer replaces a symbolic link of a lower
+layer that has the same path, while a link of the same layer is followed.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class FileTree:
     def add_layer(self, changes: list[LayerChange]) -> None:
         """Add the next layer. What it removes is removed from the layers below, whatever the order of its entries.
 
-        Raises Malformed for a path outside the root or too long, and for a mark that removes a folder from within;
-        Refusal for too many files.
+        Raises Malformed for a path outside the root or too long, and for a mark that names no file; Refusal for too
+        many files.
         """
         added = list[tuple[list[str], LayerChange]]()
         for change in changes:

@@ -30,7 +30,8 @@ def trailer(crc: int, size: int) -> bytes:
 
 
 def compress(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the members of a gzip file with the content of the blocks. Its division into blocks does not matter."""
+    """Yield the members of a gzip file with the content of the blocks. How the content is divided into blocks does not
+    matter."""
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:
         for content in of_equal_size(blocks, MEMBER_BYTES):

@@ -1,4 +1,4 @@
-"""Makes the metadata of installed wheels require an overridden version, as files of a layer above theirs.
+"""Makes the metadata of installed wheels require an overridden version, by changed files in a layer above the wheels.
 
 torch pins its CUDA libraries exactly. If a profile overrides a pin, a later `pip install` of a package that needs torch
 would install torch's version again, and `pip check` would fail (docs/decisions/0005-overrides-in-metadata.md).

@@ -30,7 +30,7 @@ def venv_files(
 ) -> Iterator[LayerEntry]:
     """Yield the entries of an empty environment.
 
-    `interpreter`: the path that it is started with, such as /usr/bin/python3.11; `version`: such as "3.11.2";
+    `interpreter`: the path by which Python is called, such as /usr/bin/python3.11; `version`: such as "3.11.2";
     `executable`: the path behind all links; `templates`: activation scripts by name, from the folders scripts/common
     and scripts/posix of this Python's module venv. Python 3.13 also writes a .gitignore, which an image does not need.
     """

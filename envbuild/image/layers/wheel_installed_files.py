@@ -1,7 +1,7 @@
 """Turns a wheel into the files that uv installs from it. Nothing is written, and only small members are read.
 
-The rules are those of uv (UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode. The tests compare the
-results of both, file by file. Wheels that uv refuses are refused here too; so are wheels that uv installs with a wrong
+The rules are those of uv (UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode. The tests compare the files
+with those that uv installs. Wheels that uv refuses are refused here too; so are wheels that uv installs with a wrong
 RECORD.
 """
 
@@ -109,7 +109,7 @@ class _Installer:
     # what a wheel must have
 
     def _metadata_folder(self) -> str:
-        """Return the wheel's only .dist-info folder, which has the name and version of its file."""
+        """Return the wheel's only .dist-info folder. Its name and version must be those of the wheel's file name."""
         folders = sorted({m.name.partition("/")[0] for m in self.wheel.members if ".dist-info/" in m.name})
         folders = [folder for folder in folders if folder.endswith(".dist-info")]
         if len(folders) != 1:
@@ -209,7 +209,7 @@ class _Installer:
         return folders[scheme] + rest
 
     def _in_record(self, path: str) -> str:
-        """Return an installed path as RECORD has it: from site-packages."""
+        """Return an installed path as RECORD has it: relative to site-packages."""
         inside = path.startswith(f"{self.site}/")
         return path.removeprefix(f"{self.site}/") if inside else f"../../../{path}"
 
@@ -260,7 +260,7 @@ class _Installer:
         sections = self._sections(member) if member else {}
         console, gui = sections.get("console_scripts", {}), sections.get("gui_scripts", {})
         if self.distribution == "pip" and "pip" in console:
-            # pip is built once for all versions of Python
+            # pip's wheel is built once for all versions of Python, so its own pip3.N may be for another version
             console = {name: value for name, value in console.items() if not _VERSIONED_PIP.fullmatch(name)}
             console[f"pip{self.python}"] = console["pip"]
         for name, value in (*console.items(), *gui.items()):
@@ -271,7 +271,8 @@ class _Installer:
             yield name, match["module"], match["function"]
 
     def _sections(self, member: WheelMember) -> dict[str, dict[str, str]]:
-        """Return name -> value by section; what uv does not read is refused, too."""
+        """Return name -> value by section. Raises WheelRefused for a line that is neither empty, a comment, a section
+        nor `name = value`, and for an indented line."""
         sections: dict[str, dict[str, str]] = {}
         section: dict[str, str] | None = None
         try:

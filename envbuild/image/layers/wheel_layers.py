@@ -32,7 +32,7 @@ class WheelOfLayer:
 @dataclass(frozen=True)
 class WheelLayer:
     """A layer of wheels. `python`: such as "3.11". `pins`: name and version of each override; if there are pins, the
-    layer has only the metadata of these wheels that they change.
+    layer has only the files of the wheels' metadata that the pins change.
 
     If two wheels install the same path, the file of the last wheel is written; wheel_conflicts.py refuses wheels whose
     files differ.

@@ -18,7 +18,8 @@ _CONTAINERD_NAME = "io.containerd.image.name"
 
 
 def load_image(engine: Engine, image: OciImage, repository: str, tag: str, on_line: Callable[[str], None]) -> Image:
-    """Load an image under a tag, and return it. If the engine refuses the layers that it lacks, all are sent.
+    """Load an image under a tag, and return it. Only the layers that the engine seems to lack are sent; if the engine
+    refuses the image then, all layers are sent.
 
     The image is loaded under a temporary tag first, so that an incomplete image of a failed load has only this tag.
     Raises EngineError, also if the engine has a different image afterwards, DiskError, and what the layers' recipes

@@ -36,6 +36,8 @@ from envbuild.util.errors import BuildError, LockError
 
 MAX_LAYERS = 100
 """The engine's overlay store allows at most 127 layers; some are left to child images."""
+FEWER_LAYERS = "remove large packages from the profile: each has its own layer"
+"""The hint for an image with too many layers."""
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 """In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
 bytecode."""
@@ -115,7 +117,7 @@ class OciImage:
 
     @property
     def size(self) -> int:
-        """The bytes of all blobs."""
+        """The bytes of the layers' blobs together."""
         return sum(layer.size for layer in self.layers)
 
     @cached_property
@@ -147,7 +149,7 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
     ]
     if len(layers) > MAX_LAYERS:
         of_base = f", {len(inputs.on_image[0].layers)} of them of the base image" if inputs.on_image else ""
-        hint = "name fewer packages" + (", or a base image of fewer layers" if of_base else "")
+        hint = FEWER_LAYERS + ("; or name a base image with fewer layers" if of_base else "")
         raise LockError(
             f"the lock needs {len(layers)} layers{of_base}; an image can have at most {MAX_LAYERS}", hint=hint
         )
@@ -292,8 +294,8 @@ def _base_nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _folders_of_base(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
-    """The layer with those folders of a base image whose mode or owner the layers above it change. Folders inside an
-    archive are not among them."""
+    """The layer with those folders of a base image whose mode or owner the layers that envbuild adds would change.
+    Folders inside an archive are not among them."""
     if inputs.on_image is None:
         return []
     held = inputs.on_image[1]

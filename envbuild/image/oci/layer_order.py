@@ -19,8 +19,8 @@ from envbuild.resolve.plan_resolver import VENV
 
 class SingleLayer(enum.Enum):
     """A layer of which an image has at most one. BASE stands for all layers of a base image. NVCC: the links for an
-    nvcc from wheels; BASE_NVCC: those for an nvcc of a base image, for which the image has no layer if that image has
-    all links."""
+    nvcc from wheels; BASE_NVCC: the links for an nvcc of a base image. If the base image has all these links, there is
+    no layer for BASE_NVCC."""
 
     BASE = enum.auto()
     APT = enum.auto()

@@ -26,7 +26,8 @@ def write_folder(
     """Write the image into a layout. In an existing layout, blobs that are there stay, and an image of the same
     reference name is replaced in the index, which is written last.
 
-    Raises FileError if the folder has files and is not a layout, or if its index is damaged.
+    Raises FileError if the folder has files and is not a layout, or if its index is damaged, and what the layers'
+    recipes raise.
     """
     others = _other_images(folder, reference)
     image = layer_blobs.write_blobs(description, folder / BLOBS, on_layer)

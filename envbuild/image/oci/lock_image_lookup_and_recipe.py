@@ -1,4 +1,4 @@
-"""Finds the image that was built from a lock, by the build records, and whether the engine has it."""
+"""Describes the image of a lock, and finds an image that was built from it: by the build records, and in the engine."""
 
 from __future__ import annotations
 
