@@ -59,7 +59,7 @@ def _refused(wanted: ArchiveRequest, message: str) -> ProfileError:
 def fetch_archives(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], None]) -> None:
     """Download the archives missing in the store; `progress` gets the name and the number of new bytes.
 
-    Raises HashMismatch for a wrong file, NetworkError if the URL is missing or does not answer.
+    Raises HashMismatch for a file with a different sha256, NetworkError if no URL is known or the URL does not answer.
     """
     held = sha256_file_store.archive_store()
     for wanted in archives:

@@ -40,7 +40,8 @@ class Difference:
 
 def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
     """Compare the pins in the metadata of torch's wheel with those in the facts. Reads the metadata file of the index
-    (PEP 658), otherwise the wheel by range requests, otherwise the downloaded wheel. `say` announces such a download.
+    (PEP 658), otherwise the wheel by range requests, otherwise the downloaded wheel. `say` announces the download of a
+    wheel.
 
     Raises NetworkError if the index does not answer or the wheel is invalid.
     """

@@ -281,7 +281,7 @@ def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collect
 
 
 def tags(python: str, glibc: str) -> dict[Tag, int]:
-    """Supported wheel tags, best first: value is the rank (PEP 425, PEP 600)."""
+    """Return rank by supported wheel tag; 0 is the best (PEP 425, PEP 600)."""
     major, minor = (int(part) for part in python.split("."))
     libc = int(glibc.split(".")[1])
     legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}

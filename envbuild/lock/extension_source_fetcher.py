@@ -111,13 +111,14 @@ _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, Valu
            RecursionError)  # fmt: skip
 _SILENT = "the build files of the source do not mention {name}: setting it would have no effect"
 _OTHERWISE = (
-    "read the setup.py of that commit; if it reads no variables, it may accept build.settings, such as "
+    "read the setup.py of the source; if it reads no variables, it may accept build.settings, such as "
     "--build-option=--cpp_ext"
 )
 
 
 def fetch_source(wanted: ExtensionRequest, progress: Progress) -> None:
-    """Download a source unless it is cached. Raises the same errors as `inspect_source`."""
+    """Download a source unless it is cached. Raises NetworkError if that fails, HashMismatch for an sdist with a
+    different hash, and ProfileError for a commit that the repository lacks."""
     extension = wanted.extension
     if extension.sdist:
         archive_fetcher.fetch_archives([_sdist(wanted)], progress)
@@ -135,7 +136,8 @@ _SDIST = "source"
 
 
 def write_archive(locked: LockedExtension, file: Path) -> None:
-    """Write the source as a tar with one top folder. Raises SourceDamaged if the cached source has changed."""
+    """Write the source as a tar with one top folder. If the cached source has changed, removes it and raises
+    SourceDamaged for a commit, HashMismatch for an sdist."""
     if locked.kind == "sdist":
         held = sha256_file_store.archive_store()
         held.check(locked.digest, _SDIST)

@@ -11,7 +11,8 @@ from envbuild.util.errors import some
 
 
 def version_changes(before: Lock | None, after: Lock) -> Iterator[str]:
-    """The changes between two locks, one per line: `numpy 2.4.5 -> 2.4.6`."""
+    """The changes between two locks, one per line: `numpy 2.4.5 -> 2.4.6`. Without `before`, one line with the number
+    of wheels and Debian packages."""
     yield from [part_counts(after)] if before is None else map(str, lock_changes(before, after))
 
 

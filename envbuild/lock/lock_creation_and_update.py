@@ -55,14 +55,16 @@ def update_lock(
 ) -> Lock:
     """The lock for `plan`, with as few changes to `previous` as possible.
 
-    `upgrade` names packages that may move to the newest version that fits; EVERYTHING means all, BASE the Debian
-    packages, or the base image to which the profile's tag points now. Archives are downloaded to be locked: `progress`
-    gets the name and the number of new bytes. `accept_old` names packages that may be far behind their newest release,
-    EVERYTHING means all. `say` gets a sentence for each package whose newest release was not chosen.
+    `upgrade` names packages that may move to the newest version that fits; EVERYTHING means all parts of the lock.
+    BASE means the Debian packages or, on a base image that the profile names by tag, the image to which the tag points
+    now. Archives are downloaded to be locked: `progress` gets the name and the number of new bytes. `accept_old` names
+    packages that may be far behind their newest release, EVERYTHING means all. `say` gets a sentence for each package
+    that is far behind its newest release, or whose newest release has no usable wheel.
 
-    Raises ProfileError for missing versions, a missing tag of the base image, versions refused by an advisory, and
-    versions that are far behind their newest release without being accepted. Raises NetworkError if an index, mirror or
-    registry does not answer, and HashMismatch for an archive with a different sha256.
+    Raises UsageError if `upgrade` names a package that is not in the lock. Raises ProfileError for missing versions, a
+    missing tag of the base image, versions refused by an advisory, and versions that are far behind their newest
+    release without being accepted. Raises NetworkError if an index, mirror or registry does not answer, and
+    HashMismatch for an archive with a different sha256.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
@@ -130,8 +132,8 @@ def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The chosen wheels. `notes`: a sentence for each package whose newest release was not chosen, if that is not
-    obvious."""
+    """The chosen wheels. `notes`: a sentence for each package that is far behind its newest release, or whose newest
+    release has no usable wheel."""
 
     wheels: tuple[LockedWheel, ...]
     notes: tuple[str, ...] = ()
@@ -278,8 +280,8 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
 
 
 def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
-    """Compare each package that the profile or its requirements file names without a pin with its newest release.
-    Versions that are already locked are not compared again. Return notes, and the versions accepted as old.
+    """Judge how far the packages that the profile or its requirements file names without a pin are behind their newest
+    releases. Versions that are already locked are not judged again. Return notes, and the versions accepted as old.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """

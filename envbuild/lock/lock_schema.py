@@ -122,13 +122,13 @@ class Content(Model):
     @model_validator(mode="after")
     def _has_a_builder(self) -> Content:
         if bool(self.extensions) != (self.builder is not None):
-            raise ValueError("extensions and their builder go together")
+            raise ValueError("extensions need a builder, and a builder needs extensions")
         return self
 
     @model_validator(mode="after")
     def _has_a_base_for_apt(self) -> Content:
         if self.apt and isinstance(self.base, ImageEntry):
-            raise ValueError("a base image has no apt packages")
+            raise ValueError("a lock on a base image cannot have apt packages")
         return self
 
 

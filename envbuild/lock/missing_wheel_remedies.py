@@ -1,4 +1,4 @@
-"""Finds out which requirements have only source on the index, and says how to get each: compiled or as an own wheel."""
+"""Finds requirements that have only source on the index, and says how to compile them or to make wheels of them."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class AdvisedUpdate(AdvisoryRow):
 @dataclass(frozen=True)
 class Outdated:
     """A pin with a possible update. `newest`: the newest patch release, None if the pin is the newest. For the pin
-    `base`, both are the base image by digest: as locked, and as its tag points now; `newest` is the text "tag missing
-    in the registry" if it has been removed."""
+    `base`, `version` is the locked base image by digest, and `newest` is the image to which its tag points now, or the
+    text "tag missing in the registry"."""
 
     name: str
     version: str

@@ -36,8 +36,8 @@ def requirements(lock: Lock, name: str) -> str:
 def constraints(lock: Lock, name: str, *, metadata_changed: bool = False) -> str:
     """A constraints file with every version, which pip then keeps while it installs other packages.
 
-    Overrides are left out, because pip refuses a constraint that contradicts torch's metadata. With `metadata_changed`
-    they are included: the metadata in that environment requires them.
+    Overrides are left out, because pip refuses a constraint that contradicts torch's metadata. `metadata_changed`: the
+    metadata in the environment requires the overrides, so they are included.
     """
     kept = {} if metadata_changed else {one.name: one.version for one in lock.overrides}
     lines = [*heading(lock, name, "constraints"), "# pip install -c FILE PACKAGE", "# Pinned: the versions below."]

@@ -15,7 +15,7 @@ from envbuild.util.errors import EngineError, EnvbuildError, NotProved, Settings
 
 def select_line(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:
     """Choose which CUDA line of a GPU (for example `h200` or `h200-cu12`) to use for a name given by the user. `line`,
-    `driver`: the values of these options. `locked`: ignore the driver of this machine.
+    `driver`: the values of the options --line and --driver. `locked`: ignore the driver of this machine.
 
     Raises UsageError if the options do not fit the profile, NotProved if no line supports the driver.
     """
@@ -43,8 +43,8 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
 
 
 def line_or_name(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:
-    """Like `select_line`. If the profile cannot be loaded, its name is returned unchanged: loading it later reports the
-    error."""
+    """Like `select_line`, but if the profile cannot be loaded, return a choice with the name unchanged: the error is
+    reported when the profile is loaded later."""
     try:
         return select_line(name, line=line, driver=driver, locked=locked)
     except (NotProved, UsageError, SettingsError):

@@ -93,8 +93,9 @@ class ProvedEnvironment:
 def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[str, ...] = ()) -> ProvedEnvironment:
     """Compare an environment with the lock, run the self-test in it, and write evidence.
 
-    Raises CheckFailed if its files differ from those of the lock or change during the self-test, or if the self-test
-    fails; NotProved if a required probe cannot run, or if driver and GPU cannot be measured.
+    Raises CheckFailed if the environment's files differ from those of the lock or change during the self-test, or if
+    the self-test fails; NotProved if the profile has a self-test script, if a required probe cannot run, if driver and
+    GPU cannot be measured, or if a GPU model has no evidence.
     """
     keys_and_signatures.take_passphrase()
     context, runner = StepContext(listener), HostRunner(python)

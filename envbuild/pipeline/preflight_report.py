@@ -13,8 +13,8 @@ from envbuild.util.untrusted_input_errors import Reason
 
 SELECTED = "selected-gpus"  # id of the reason: --gpus does not fit the profile or the machine
 Provability = Literal["proved", "possible", "elsewhere", "impossible"]
-"""proved: earlier evidence proves the image; possible: a self-test on this machine can prove it; elsewhere: perhaps on
-a node of the cluster, whose GPUs are unknown here."""
+"""proved: earlier evidence proves the image; possible: a self-test on this machine can prove it; elsewhere: a self-test
+on a node of the cluster may prove it (the GPUs there are unknown here); impossible: this machine cannot prove it."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 `make A B C` runs each profile in processes of its own. Such a process shows nothing: it writes its events to the file
 descriptor whose number it finds in the environment variable ENVBUILD_EVENTS, a pipe to the process that started it
-(`on_event` of util.host_processes.run). Each event is an object of JSON on one line. `event` names its kind, the other
-keys are the fields of the class of that kind in this module:
+(`events` of util.host_processes.LineListeners). Each event is an object of JSON on one line. `event` names its kind,
+the other keys are the fields of the class of that kind in this module:
 
     {"step": "build", "event": "step-began"}
     {"text": "locked: numpy 2.1.0", "event": "note"}

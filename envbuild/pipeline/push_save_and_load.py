@@ -198,7 +198,7 @@ def _signer(unsigned: bool) -> Signer | None:
 
 
 def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = False) -> Pushed:
-    """Write a verified image with its evidence, the public key and its lock to one file.
+    """Write a verified image, its evidence, its lock and the public key to one file.
 
     Raises UsageError without a signing key unless `unsigned` allows it, and NotProved if evidence is missing.
     """
@@ -402,8 +402,8 @@ def _set_tags(
     place: Repository, manifest: Manifest, tags: Sequence[str], present: tuple[str, ...] = ()
 ) -> StepResult[tuple[str, ...]]:
     """Set the tags in this order, `verified` last, so that the evidence exists for anyone who pulls that tag. Return
-    `present`, the references of tags that point to the manifest already, and those of the tags; an error carries those
-    that were set before it."""
+    the references in `present`, whose tags point to the manifest already, and the references of `tags`. An error
+    carries `present` and the references of the tags that were set before the error."""
     moved, references = False, present
     for tag in tags:
         try:

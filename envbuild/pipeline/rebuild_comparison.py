@@ -33,7 +33,7 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
     """Make the image again, and return why the result differs from the verified image; an empty list if it does not.
 
     The layers are written again, without an engine; only an engine can compile extensions. Raises what a build raises.
-    Nothing of the rebuild remains, whatever the result.
+    Only cached files of the rebuild remain, whatever the result.
     """
     assert verdict.build and verdict.proved
     context = StepContext(listener)
@@ -48,7 +48,7 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
         except Refusal as refusal:
             return [refusal.reason]
         finally:
-            build_context_folders.discard(name)  # of compiled extensions
+            build_context_folders.discard(name)  # the contexts in which extensions were compiled
     say(f"the lock gives {'a different' if objection else 'the same'} image")
     return [objection] if objection else []
 

@@ -62,7 +62,7 @@ def select_runner(context: StepContext, order: SelfTestOrder, image: Image, *, d
 
 
 def cluster_jobs(order: SelfTestOrder, runner: Runner) -> list[Job]:
-    """Return the jobs submitted to a cluster, in that order: on one node, then on several."""
+    """Return the jobs to submit to a cluster, in this order: a job on one node and, if requested, one on several."""
     return [job_for(order, runner, nodes) for nodes in sorted({1, order.on.nodes})]
 
 

@@ -130,7 +130,7 @@ def releases_between(
     name: str, python: str, glibc: str, oldest: str | None = None, newest: str | None = None
 ) -> list[str]:
     """Return the releases from `oldest` to `newest`, both included, that have a compatible wheel, oldest first.
-    Pre-releases are included only if there are no others.
+    Pre-releases are left out, unless `newest` is one and no release is older.
 
     Asks repeatedly for the newest release below the previous one, so that the result is what a lock would select, from
     the same indexes. Raises NetworkError if an index does not respond.

@@ -20,7 +20,7 @@ PIN = "--pin"
 class LoadedProfile:
     """A profile with its name and file. `document`: its values, each with file and line. `plain`: the profile without
     the versions from --pin; None if that option is not used. `notes`: lines of a requirements file that are left out,
-    each with the reason. `constraints`: bounds from the files that it names with -c."""
+    each with the reason. `constraints`: bounds from the files that the requirements file names with -c."""
 
     name: str
     file: Path

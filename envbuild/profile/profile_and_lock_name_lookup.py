@@ -202,9 +202,9 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
 
 
 def _of_gpu(name: str, unknown: ProfileError) -> str:
-    """The name of the profile for a GPU, which people may call by several names. If the GPU has no profile, that of a
-    GPU which shares its evidence. Raises `unknown` if `name` is not a GPU's, or is a path or a folder; UnwrittenProfile
-    if no such profile exists."""
+    """The name of the profile for a GPU, which people may call by several names. If the GPU has no profile, the name of
+    the profile for a GPU that shares its evidence. Raises `unknown` if `name` is not a GPU's, or is a path or a folder;
+    ProfileError if several GPUs have this name; UnwrittenProfile if there is no such profile."""
     if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise unknown
     from envbuild.facts import database, gpu_name_lookup  # imported only if no profile has the name

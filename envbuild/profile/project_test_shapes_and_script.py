@@ -25,7 +25,7 @@ MOST_BYTES = 256 << 10  # per script
 # Limits in elements. _SCORES: PyTorch's math path stores the scores of four problems. _VALUES: 64 MiB in float64.
 _SCORES, _VALUES = 1 << 28, 1 << 23
 _RESULT = 1 << 26  # elements of a product: 512 MiB in float64, the dtype in which it is compared
-# The most elements of a factor: 4 GiB, so that both factors fit into the memory of a GPU with 16 GB.
+# The most elements of a factor: 4 GiB at most, so that both factors fit into the memory of a GPU with 16 GB.
 _FACTOR = {"fp64": 1 << 29, "fp32": 1 << 30, "fp16": 1 << 30, "bf16": 1 << 30}
 _PATH = r"^(\.\./)*([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.py$"
 _HERE = ("selftest", "script")

@@ -30,7 +30,7 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
         [
             f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
             f'description: "{name}, on {parent.name}"',
-            f"extends: {parent.name}  # mappings merge with it, everything else replaces",
+            f"extends: {parent.name}  # mappings are merged, everything else replaces the parent's value",
             f"packages: [{packages}]  # as in requirements.txt; replaces those of {parent.name}",
             *kept,
             "# selftest:",
@@ -60,7 +60,7 @@ def for_gpu(name: str) -> str:
             f"# {parent.compute_capability}; {name} has {gpu.compute_capability}).",
             f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
             f"description: {json.dumps(gpu.names[0])}",
-            f"extends: {parent.id}  # mappings merge with it, everything else replaces",
+            f"extends: {parent.id}  # mappings are merged, everything else replaces the parent's value",
             f"gpus: [{name}]",
             "",
         ]
@@ -70,7 +70,7 @@ def for_gpu(name: str) -> str:
 def _nearest(gpu: Gpu) -> Gpu | None:
     """The most similar GPU that has a shipped profile whose code `gpu` can run: it has the same major compute
     capability, and not a higher one. Prefers the highest capability. Among equals, prefers a GeForce for a GeForce, and
-    another GPU otherwise, because GeForce drivers have their own limits."""
+    a GPU that is not a GeForce for any other GPU, because GeForce drivers have their own limits."""
     own = _capability(gpu)
     shipped = [one for one in database.gpus().values() if (package_data.PROFILES / f"{one.id}.yaml").is_file()]
     fits = [one for one in shipped if _capability(one).major == own.major and _capability(one) <= own]

@@ -126,7 +126,8 @@ class Plan:
         return [Fault(text, self.places[text].file, self.places[text].line) for text in named]
 
 
-# The glibc of a base image is unknown before the image is pulled. Wheels are chosen for the oldest glibc of torch.
+# The glibc of a base image is unknown before the image is pulled. Wheels are chosen for the oldest glibc that torch's
+# wheels support.
 _IMAGE_GLIBC = "2.28"
 
 

@@ -102,10 +102,11 @@ def ignored_uv_settings(found: Iterable[LoadedProfile]) -> list[str]:
 def _require(
     merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str], constraints: list[str]
 ) -> list[Fault]:
-    """Append a project's requirements to the profile's packages, each with its file and line; return the faults. A line
-    that contradicts an exact version from --pin or the profile, or a library that the profile's torch requires, is left
-    out (except for its extras), which `notes` reports. `constraints` receives the bounds that the file names with
-    -c."""
+    """Append a project's requirements to the profile's packages, each with its file and line; return the faults.
+
+    A line is left out, or reduced to the package's name or extras, if the profile compiles the package, or if the line
+    contradicts an exact version from --pin or the profile, or a library or companion of the profile's torch. `notes`
+    receives a text about each such line. `constraints` receives the bounds that the file names with -c."""
     packages = merged.data.setdefault("packages", [])
     python = str(pins.get("python", merged.data.get("python")))
     if not re.fullmatch(r"3\.[0-9]{1,2}", python):  # invalid or missing: a fault that is reported with the profile's

@@ -47,7 +47,7 @@ class DockerRunner:
 
 
 def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
-    """Runs the job until it ends or is stopped at its limit of time or output; the result says which. `on_line`
+    """Runs the job until it ends or is stopped at its time limit or output limit; the result says which. `on_line`
     receives each complete line of the job's stdout as it arrives.
 
     Raises EngineError if the container cannot be started. The container is removed afterwards, even after an

@@ -49,7 +49,7 @@ class Kubernetes:
         self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """The manifests of the job, as YAML. `brief`: without the self-test, which has 200 kB in base64."""
+        """The manifests of the job, as YAML. `brief`: without the self-test, which has hundreds of kB in base64."""
         import yaml
 
         config, work = job_manifest.render(job, self._site, self._name, self.image)

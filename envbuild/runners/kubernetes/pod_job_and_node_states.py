@@ -187,7 +187,7 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
 
 
 def unpulled(seen: Pod) -> EnvbuildError | None:
-    """The error if the node cannot fetch the image now; None if it is not failing to. The node tries again by
+    """The error if the node has failed to fetch the image; otherwise None. The error may pass: the node tries again by
     itself."""
     reason, message = seen.waiting
     if reason not in _PULL:

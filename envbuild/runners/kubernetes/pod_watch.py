@@ -105,7 +105,7 @@ class Attempt:
         raise _gone("the cluster started a second pod in its place: run the command again")
 
     def _deleted(self, pod: Pod) -> EnvbuildError:
-        """The error of a pod that was marked for deletion long ago, but that its node does not stop."""
+        """The error of a pod that was marked for deletion long ago, but which its node has not stopped."""
         found = (self._nodes() or {}).get(pod.node)
         if found and not found.ready:
             return RunnerError(
@@ -182,8 +182,8 @@ class Attempt:
         )
 
     def _placeable(self, pod: Pod) -> None:
-        """Raises NotProved if no node could ever run the pod, and RunnerError if the pod got no node within the time
-        set by `queue`."""
+        """Raises RunnerError if the pod got no node within the time that the setting `queue` gives. Without that
+        setting, raises NotProved if no node could ever run the pod."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + GRACE

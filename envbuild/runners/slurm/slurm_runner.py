@@ -217,7 +217,7 @@ class Slurm:
         place = outcome_file_and_start_failures.location(outcome, self._site, job)
         where = place.model_copy(update={"queued_seconds": queued, "restarts": restarts})
         for lack in where.unconfined:
-            watch.say(f"not as confined as here: {lack}")
+            watch.say(f"less confined than a container on this machine: {lack}")
         with (attempt / "stdout").open("rb") as file:
             stdout = file.read(MAX_STDOUT)
         limit = outcome.size > MAX_STDOUT
