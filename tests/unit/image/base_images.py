@@ -46,7 +46,7 @@ def tar_of(entries: Entries) -> bytes:
 
 
 def python_file(version: str) -> bytes:
-    """Return a file with the version as CPython has it, behind texts that only look like it."""
+    """Return a file with the version as CPython has it, after texts that only look like a version."""
     return b"\x7fELF\0lib/python3.11\0python" + version.encode() + b"\0x3.11.99\0%d.%d\0" + version.encode() + b"\0\0"
 
 
@@ -110,7 +110,8 @@ def layers_in(blobs: Blobs, *layers: Entries) -> list[BaseLayerRef]:
 @dataclass
 class PushedBase:
     """A base image for a registry. `config`, `changes`: settings of a container, and other keys of the configuration;
-    `media_type`: of the layers; `pack`: makes a blob of a tar; `sizes`: those in the manifest."""
+    `media_type`: of the layers; `pack`: makes a blob of a tar; `sizes`: returns the size in the manifest for the size
+    of a blob."""
 
     layers: Sequence[Entries]
     config: Mapping[str, Any] = field(default_factory=dict)

@@ -326,7 +326,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
 
 
 def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: BuildxStandIn) -> None:
-    """The prune of a concurrent envbuild may remove it."""
+    """A concurrent `envbuild prune` may remove the file."""
     builder.answer = Completed(1, "", "#9 ERROR: exit code: 1")
     original = builder.__call__
 
@@ -344,7 +344,7 @@ def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, bu
 def test_files_are_not_read_again_where_the_build_went_well(locked: Lock, builder: BuildxStandIn) -> None:
     path, _ = wheel_files(locked)[0]
     spoiled = bytearray(path.read_bytes())
-    spoiled[4] ^= 1  # not in the directory, which is read before each build; the installer in the image refuses it
+    spoiled[4] ^= 1  # outside the zip directory, the only part that is read before a build; the installer refuses it
     path.write_bytes(spoiled)
     built(locked)
 

@@ -28,7 +28,8 @@ order = buildx.BuildOrder(
 )
 buildx.build(order, [])
 """
-# Its last argument is the build's context, in a folder with the profile's name. It waits for permission to end.
+# The stand-in for the Docker client. Its last argument is the build's context, in a folder with the profile's name. It
+# waits for permission to end.
 CLIENT = """#!/bin/sh
 for last; do :; done
 last=${last%/*} name=${last##*/}

@@ -157,7 +157,7 @@ def spython(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_another_parser_of_definitions_reads_the_same(name: str, spython: Path, tmp_path: Path) -> None:
     """spython, a client of Singularity, which has the same format; Apptainer is not installed here. spython splits a
-    value with a line break, so only names are compared of the variables."""
+    value with a line break, so only the names of the variables are compared."""
     lock, profile = golden_case(name)
     (tmp_path / "sample.def").write_text(rendered("apptainer", lock, profile, name), encoding="utf-8")
     command = [str(spython), "-c", PARSE, str(tmp_path / "sample.def")]

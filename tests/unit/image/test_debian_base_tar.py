@@ -30,7 +30,7 @@ class Tools:
         self.answer: Completed | Exception = Completed(0, "", "")
         self.archive: dict[str, str] = {}
         self.namespaces = 0  # exit code of unshare
-        self.temporary: set[str] = set()  # the folders in which each of them leaves files when it is killed
+        self.temporary: set[str] = set()  # the folders in which these programs leave files if they are killed
 
     def __call__(self, argv: Sequence[str | Path], **options: Any) -> Completed:
         words = [str(word) for word in argv]
@@ -185,11 +185,11 @@ def test_a_failure_leaves_no_half_base(
 
 
 def test_without_mmdebstrap_another_base_is_named(locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds although unshare, which would start it, is installed."""
+    """This holds although unshare, which would start mmdebstrap, is installed."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ProcessMissing) as caught:
         make(locked)
-    assert "image: base" in str(caught.value.hint)
+    assert "set a base image" in str(caught.value.hint)
     assert (tools.words, leftovers()) == ([], [])
 
 

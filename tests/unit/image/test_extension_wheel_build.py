@@ -118,7 +118,7 @@ class Compiler:
         self.jobs: list[str] = []
         self.requires: list[str] = []
         self.tag = TAG
-        self.after: Callable[[Path], object] = lambda out: None  # what the extension's own build does after that
+        self.after: Callable[[Path], object] = lambda out: None  # done by the extension after its wheel is written
 
     def __call__(self, order: BuildOrder, options: Sequence[str]) -> dict[str, Any]:
         self.jobs.append(next(word for word in options if word.startswith("MAX_JOBS=")).partition("=")[2])
@@ -186,7 +186,7 @@ def test_a_damaged_one_is_made_again(locked: Lock, compiler: Compiler, harm: str
 
 
 def test_looking_for_a_wheel_removes_nothing(locked: Lock, compiler: Compiler) -> None:
-    """It holds no lock, so an unreadable file may be one that another process is writing."""
+    """`find_wheel` holds no process lock, so another process may be writing the unreadable file."""
     first = made(locked)
     (first.path.parent / "built.json").unlink()
     assert extension_wheel_build.find_wheel(locked, locked.extensions[0]) is None

@@ -267,5 +267,5 @@ def test_a_stored_wheel_is_as_good(tmp_path: Path) -> None:
 
 def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
     made = wheel(tmp_path, {**GOOD, "~x": b""})
-    made.write_bytes(made.read_bytes().replace(b"~x", b"\0x"))  # to zipfile a NUL ends the name
+    made.write_bytes(made.read_bytes().replace(b"~x", b"\0x"))  # for zipfile, a NUL ends the name
     assert extension_wheel_check.wheel_faults(made, **ASKED) == ["'' would be written outside the target"]  # type: ignore[arg-type]

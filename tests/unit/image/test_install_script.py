@@ -1,5 +1,5 @@
-"""The installer's look at the wheels before uv unpacks them: exactly those that the lock names, by their hashes. That a
-file is the distribution that its name says is uv's to check."""
+"""How dockerfiles/install checks wheels before uv unpacks them: they must be exactly the wheels that the lock names, by
+their hashes. uv checks whether a file contains the distribution that its name says."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_owners_and_odd_modes_are_not_kept(tmp_path: Path) -> None:
-    """A set-uid program of root would otherwise be one in the image."""
+    """Otherwise a set-uid program of root in the archive would be one in the image too."""
     write_tar(tmp_path / "a", {"libcuda.so.1.2": b"x", "plain": {"mode": 0o666}, "suid": {"mode": 0o4777, "uid": 42}})
     assert unpack("cuda-compat", tmp_path / "a", tmp_path / "out")[0] == 0
     modes = {path.name: oct(path.stat().st_mode & 0o7777) for path in (tmp_path / "out").iterdir()}
@@ -182,7 +182,7 @@ def test_a_path_that_leaves_its_folder_is_refused(tmp_path: Path, case: str) -> 
 
 
 def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """The first member is a link to a target outside, the second a file that would be written through it."""
+    """The first member is a link. The second is a file with the same path, which would be written through the link."""
     write_tar(tmp_path / "a", {"libcuda.so.1.2": b"x", "./x": {"type": LINK, "linkname": "y"}, "x": b"x"})
     code, output = unpack("cuda-compat", tmp_path / "a")
     assert (code, "occurs twice" in output) == (1, True)

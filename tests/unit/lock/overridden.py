@@ -46,7 +46,7 @@ def overridden_lock(project: Path, wheels: Path) -> Lock:
 
 
 def comment_commands(text: str, beginning: str) -> list[str]:
-    """The commands of an exported file's comments that begin so."""
+    """Return the commands in an exported file's comments that begin with `beginning`."""
     found = (line.lstrip("#/ ") for line in text.splitlines() if line.startswith(("#", "//")))
     return [line for line in found if line.startswith(beginning)]
 

@@ -111,7 +111,7 @@ def test_the_command_of_the_requirements_makes_pip_keep_the_override(lock: Lock,
 def test_the_command_of_the_constraints_changes_every_package_that_requires_another_version(
     lock: Lock, venv: Path, tmp_path: Path
 ) -> None:
-    """Also where it writes the name in another way, with an extra, in an environment without torch."""
+    """It also changes a package that spells the name differently and adds an extra, in an environment without torch."""
     recorded(tmp_path, "kernels", "1", ["NVIDIA_cublas.cu12[all]<12.4 ; python_version > '3'", f"{CUBLAS}-extra<1"])
     run_ok(f"pip install --no-deps {tmp_path}/kernels-*.whl {CUBLAS}=={NEW}", venv, tmp_path)
     [command] = comment_commands(requirements_export.constraints(lock, "sample"), "sed")
@@ -239,7 +239,7 @@ def test_poetry_holds_what_its_file_says_and_not_the_override(
     assert done.returncode == 0 and installed(venv) == NEW, done.stderr
     poetry("install")
     assert installed(venv) == OLD, "Poetry brings torch's own version back: what the file warns of"
-    # with the override as a dependency it resolves nothing
+    # with the override as a dependency, Poetry finds no solution
     (folder / "pyproject.toml").write_text(
         text.replace('    "torch==', f'    "{CUBLAS}=={NEW}",\n    "torch==') + source
     )

@@ -40,8 +40,8 @@ IMAGE = {"image": f"registry.example/debian@{image_of().id}"}
 
 
 class Mirror:
-    """Stands in for `apt.resolve_debs`: it has one newest version of every package, and older versions as long as they
-    are kept."""
+    """Stands in for `apt_resolution_and_download.resolve_debs`: it has one newest version of every package, and older
+    versions as long as they are kept."""
 
     def __init__(self, version: str = "1.0-1") -> None:
         self.version = version
@@ -464,7 +464,7 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
         plan_of(project, data), made, frozenset({lock_creation_and_update.EVERYTHING})
     )
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
-    assert newest.versions["alpha"] == "27.0"  # the image has the version with which it was compiled
+    assert newest.versions["alpha"] == "27.0"  # the image has the version with which the extension was compiled
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
@@ -500,7 +500,7 @@ def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: 
 
 
 def packaged(links: Path) -> dict[str, Any]:
-    """The same with Debian's nvcc."""
+    """Return the profile of `compiled`, but with Debian's nvcc."""
     write_wheel(links, "torch", "2.6.0", ["beta"])
     base = {"base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"]}
     return {**compiled(links), **base, "toolchain": "debian"}

@@ -16,7 +16,7 @@ from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import NetworkError
 from unit.support import PROFILE, Index, envbuild, lock_for, plan_of, quick_pip, serving, wheel, write_wheel
 
-# cuBLAS 12.1.3.1 and NCCL 2.18.1 are torch 2.1.0's own; of the advisories on them some hold for an A100
+# torch 2.1.0 requires cuBLAS 12.1.3.1 and NCCL 2.18.1; some of the advisories about these versions apply to an A100
 OLD: dict[str, Any] = {**PROFILE, "torch": "2.1.0", "gpus": ["a100"], "packages": ["numpy<2"]}
 
 

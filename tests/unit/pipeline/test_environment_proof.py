@@ -323,7 +323,7 @@ def test_records_that_are_too_large_together_are_refused(
 
 
 def test_another_interpreter_ends_the_proof(verified: Environment, project: Path) -> None:
-    """A copy with one more byte."""
+    """The interpreter is replaced by a copy that is one byte longer."""
     real = Path(os.path.realpath(verified.python))
     shutil.copy(real, real_copy := verified.folder / "bin" / "copied")
     with real_copy.open("ab") as file:
@@ -611,7 +611,7 @@ def link_a_folder(environment: Environment) -> None:
 
 
 def link_in_a_circle(environment: Environment) -> None:
-    """It is followed once, and then is a further file like any other."""
+    """Links to site-packages and to itself do not make the search endless."""
     (environment.site / "torch" / "again").symlink_to(environment.site)
     (environment.site / "itself").symlink_to("itself")
     link_a_file(environment)

@@ -241,10 +241,10 @@ def test_without_the_cache_layers_are_written_again(
     assert done.count("built") == 1, "an existing image is not looked for"
 
 
-def test_a_rebuild_without_a_lock_file_is_not_noted(
+def test_an_image_without_a_lock_file_is_not_noted(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    """A rebuild uses the lock of the evidence; a note about it would never be removed."""
+    """For example, a trial of pins before the first lock has no lock file."""
     context, _ = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)

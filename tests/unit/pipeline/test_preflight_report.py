@@ -104,7 +104,7 @@ BOTH = step_durations.BUILD_STEPS | step_durations.TEST_STEPS
     [
         (RUNS, "h20", BOTH, 11.1, "h20"),
         (RUNS, "h20", step_durations.TEST_STEPS, 1.0, "h20"),
-        (RUNS, "h100", BOTH, 21.2, "h20"),  # of twice the size, and the self-test takes as long
+        (RUNS, "h100", BOTH, 21.2, "h20"),  # the image has twice the size; the self-test takes as long
         (RUNS[2:], "h100", step_durations.BUILD_STEPS, 20.0, "cpu"),
     ],
 )

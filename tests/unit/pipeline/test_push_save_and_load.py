@@ -132,7 +132,7 @@ def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.
 
 
 def written_image(image: OciImage) -> StepResult[Any]:
-    """In place of the description of the lock's image: one whose layers give `image`."""
+    """Return a stand-in for the description of the lock's image. Its layers give `image`."""
     return StepResult(SimpleNamespace(layers=image.described, with_layers=lambda layers: image))
 
 
@@ -145,7 +145,7 @@ class NoEngine:
 def test_layers_are_uploaded_without_an_engine(
     site: Site, key: keys_and_signatures.PublicKey, monkeypatch: pytest.MonkeyPatch, right: bool
 ) -> None:
-    """Only if they are those of the proved image."""
+    """They are uploaded only if they are the layers of the proved image."""
     image, proved = layered_samples.written(), site.engine.image
     monkeypatch.setattr(push_save_and_load, "_upload_layers", upload_layers)
     monkeypatch.setattr(layer_steps, "describe_image", lambda *_: written_image(image))
@@ -174,7 +174,8 @@ def test_layers_are_uploaded_without_an_engine(
 def test_an_image_is_saved_without_an_engine(
     site: Site, key: keys_and_signatures.PublicKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the manifest that `push` gives; not if the lock gives another image than the proved one."""
+    """The manifest is the one that `push` gives. Nothing is saved if the lock gives a different image than the proved
+    one."""
     monkeypatch.setattr(StepContext, "engine", NoEngine())
     done = envbuild("save", "sample", "-o", "a.tar", "--json")
     assert done.code == 0, done.stderr

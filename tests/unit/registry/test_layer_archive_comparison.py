@@ -155,7 +155,7 @@ def test_attributes_for_all_later_entries_are_refused() -> None:
         return buffer.getvalue()
 
     there = packed("ba", {"comment": "x"})
-    for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # equal at one end
+    for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # with the attributes, and without them
         assert compared(there, here) == "the same files, but the archives differ"
 
 

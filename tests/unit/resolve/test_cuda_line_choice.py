@@ -42,7 +42,7 @@ OLD, MIDDLE, NEW = "470.57.02", "550.54.14", "595.45.04"
         # then the settings
         (LineRequest(site_line="cu12", found=NEW), "h20-cu12", "the setting line: cu12"),
         (LineRequest(site_line="current", site_driver=MIDDLE), "h20", "the setting line: current"),
-        (LineRequest(site_line="cu11", found=NEW), "h20", "the default"),  # of other GPUs
+        (LineRequest(site_line="cu11", found=NEW), "h20", "the default"),  # a line of other GPUs
         (LineRequest(site_line="auto", found=MIDDLE), "h20-cu12", f"the setting line: auto, driver {MIDDLE}"),
         (LineRequest(site_line="auto"), "h20", "the default"),
         (LineRequest(site_driver=MIDDLE, found=NEW), "h20-cu12", f"the setting driver: {MIDDLE}"),

@@ -17,7 +17,7 @@ from unit.support import PROFILE, lock_for, plan_of, sha
 
 IMAGE = f"registry.example/cuda@sha256:{'a' * 64}"
 FILE = {"sha256": sha("file"), "url": "https://mirror.example/file.tar"}
-# A GPU of CUDA 13, and one of CUDA 12.
+# A profile with CUDA 13, and one with CUDA 12.
 NEW: dict[str, Any] = {**PROFILE, "gpus": ["h200"], "torch": "2.11.0"}
 OLD: dict[str, Any] = {**PROFILE, "gpus": ["a100"], "torch": "2.7.1"}
 ON_IMAGE: dict[str, Any] = {"base": {"image": IMAGE}, "apt": []}
@@ -157,7 +157,7 @@ def test_with_them_an_older_driver_will_do(project: Path) -> None:
 
 
 def test_compatibility_libraries_are_not_in_the_path_of_the_loader(project: Path) -> None:
-    """The container toolkit adds them to it if the host's driver is older."""
+    """NVIDIA's container toolkit adds these libraries to the path if the host's driver is older."""
     plan = plan_of(project, {**NEW, "driver": COMPAT_DRIVER})
     assert plan.environment == plan_of(project, NEW).environment
     assert lock_for(plan).id != lock_for(plan_of(project, NEW)).id

@@ -58,9 +58,9 @@ def node(name: str = NODE, product: str = "NVIDIA-H20", gpus: str = "8", **spec:
 
 @dataclass
 class Server:
-    """`pods`: what is answered, in order; the last stays. None: the pod does not exist. `log`: of the pod; `logs`:
-    what reads of it get first, in turn. `refuse`: (method, part of the path) -> (status, message).
-    `answers`: the same -> what is answered instead."""
+    """`pods`: the states of the pod that requests get, in order; the last one is repeated; None: the pod does not
+    exist. `log`: the pod's log; `logs`: what the first reads of the log get instead, in order. `refuse`: (method, part
+    of the path) -> (status, message). `answers`: (method, part of the path) -> the object that is returned instead."""
 
     pods: list[Object | None] = field(default_factory=lambda: [running(), ended(0)])
     log: bytes = b""

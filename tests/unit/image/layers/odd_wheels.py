@@ -182,7 +182,7 @@ ODD: dict[str, dict[str, object]] = {
         "entry_points": "[console_scripts]\npip = pip:main\npip3 = pip:main\npip3.14 = pip:main\n",
     },
 }
-"""Arguments of odd_wheel for wheels that uv installs, and so do we."""
+"""Arguments of odd_wheel for wheels that both uv and envbuild install."""
 
 REFUSED_BY_BOTH: dict[str, dict[str, object]] = {
     **{

@@ -121,7 +121,7 @@ def test_a_part_of_a_longer_text_is_not_the_version() -> None:
 
 
 def test_the_version_of_the_python_of_this_test_is_found() -> None:
-    """In a real file, or its library."""
+    """It is found in the real file of this Python, or in its library."""
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
     real = Path(sys.executable).resolve()
     entries: dict[str, Entry] = {f"usr/bin/python{minor}": real.read_bytes()}
@@ -378,12 +378,13 @@ def test_deep_paths_and_long_links_end() -> None:
 
 
 def test_folders_with_another_mode_or_owner_are_noted() -> None:
-    """Those that a layer of envbuild would list, but for the missing and the plain ones."""
+    """They are the folders that a layer of envbuild would list, except missing ones and those with mode 0755 of
+    root."""
     mine, shared = FolderOwnership(0o700, 1000, 1001), FolderOwnership(0o2775, 0, 50)
     sticky = FolderOwnership(0o1777, 2**32 - 2, 0)
     below: dict[str, Entry] = {
         "usr/local": mine,
-        "usr/local/lib": shared,  # not a parent of anything
+        "usr/local/lib": shared,  # no layer of envbuild lists it
         "usr/local/cuda": "-> cuda-12.6",
         "usr/local/cuda-12.6": shared,
         "usr/local/cuda-12.6/compat": None,

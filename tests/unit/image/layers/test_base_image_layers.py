@@ -130,7 +130,7 @@ def test_the_virtual_environment_has_the_files_of_any_other() -> None:
 
 
 def test_a_base_image_like_our_own_base_gets_the_same_layer(tmp_path: Path) -> None:
-    """The one that a tar of Debian gets with the same Python."""
+    """It is the layer that a tar of Debian with the same Python gets."""
     tar = tmp_path / f"{sha('base')}.tar"
     tar.write_bytes(tar_of({path: entry for path, entry in debian().items() if entry is not None}))
     tar.with_suffix(".sha256").write_text(sha256_of(tar), encoding="utf-8")
@@ -169,7 +169,7 @@ def test_without_missing_links_there_are_none() -> None:
 
 
 def test_folders_are_written_with_their_own_mode_and_owner() -> None:
-    """Parents that are not named have the mode and owner of every other layer."""
+    """Parents that are not named have mode 0755 and owner root, as in every other layer."""
     folders = {
         "/opt": FolderOwnership(0o1777, 8**7 - 1, 8**7),
         "/usr/local": FolderOwnership(0o2750, 2**32 - 2, 50),
@@ -186,7 +186,7 @@ def test_folders_are_written_with_their_own_mode_and_owner() -> None:
 
 
 def test_above_all_layers_a_folder_is_as_in_the_base_image() -> None:
-    """The layer of the virtual environment alone would change it."""
+    """The layer of the virtual environment alone would change the folder."""
     own, blobs = FolderOwnership(0o1777, 7, 8), Blobs()
     refs = layers_in(blobs, {**debian(), "opt": own})
     held = base_contents(blobs, refs, "3.11", {})

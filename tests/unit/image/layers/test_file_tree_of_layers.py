@@ -73,7 +73,7 @@ def test_layers_add_replace_and_remove_files(layers: list[str], expected: str) -
 
 @pytest.mark.parametrize("mark", [".wh.", "a/.wh..", "a/.wh..."])
 def test_a_mark_that_removes_its_own_folder_is_refused(mark: str) -> None:
-    """An engine removes the folder of the mark, or the one above."""
+    """For such a mark, an engine removes the folder that contains the mark, or that folder's parent."""
     with pytest.raises(Malformed, match=r"invalid mark of a removed file: \.wh"):
         tree_of("a/b", mark)
 
@@ -118,7 +118,7 @@ def test_a_path_outside_the_root_is_refused(entry: str) -> None:
         (["c => gone"], "/c", ("/c", "")),
         (["a/b, l -> a", "l/c"], "/l", ("/l", "folder")),  # a link of a layer below is replaced
         (["a/b, l -> a", "l/c"], "/a/c", None),
-        (["a/b, l -> a, l/c"], "/a/c", ("/a/c", "l/c")),  # one of the same layer is followed
+        (["a/b, l -> a, l/c"], "/a/c", ("/a/c", "l/c")),  # a link of the same layer is followed
         (["a/b, l -> /new/folder, l/c"], "/new/folder/c", ("/new/folder/c", "l/c")),
         (["a/x/y, l -> a/x/.., l/c"], "/a/c", ("/a/c", "l/c")),
         (["a/b, l -> a, l/, l/c"], "/a/c", None),

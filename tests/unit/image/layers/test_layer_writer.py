@@ -173,7 +173,7 @@ def test_the_digest_is_the_same_with_another_zlib(wheel: Path, monkeypatch: pyte
 
 
 def test_the_digest_is_that_of_this_version_of_the_writer() -> None:
-    """If the digest changes, raise WRITER_VERSION."""
+    """If the digest changes, increment WRITER_VERSION."""
     entries: list[LayerEntry] = [
         LayerFile("a/b", b"1" * 70_000),
         LayerLink("a/l", "b"),

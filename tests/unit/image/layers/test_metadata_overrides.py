@@ -1,4 +1,4 @@
-"""Rewritten metadata equals what today's installer writes, and pip and uv keep the override."""
+"""Rewritten metadata equals what dockerfiles/repin writes, and pip and uv keep the override."""
 
 from __future__ import annotations
 

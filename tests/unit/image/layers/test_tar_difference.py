@@ -36,7 +36,8 @@ Tree = Mapping[str, Node]
 
 
 def write(file: Path, tree: Tree) -> Path:
-    """Write a tree as mmdebstrap writes a base: sorted, names from "./", of a group the first name is the file."""
+    """Write a tree as mmdebstrap writes a base: sorted, and with names that begin with "./". The first name of a group
+    is a file, the others are hard links to it."""
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
         for path, node in sorted({"": Node(FOLDER, mode=0o755), **tree}.items()):
             member = tarfile.TarInfo(f"./{path}")

@@ -328,7 +328,7 @@ ODD = {
     ],
 )
 def test_folders_of_a_base_image_keep_their_mode_and_owner(kind: str, expected: list[str]) -> None:
-    """The last layer restores those that other layers change."""
+    """The last layer restores the folders that other layers change."""
     archives = replace(golden("image-base"), archives=golden("devel-archive").archives)
     of_wheels = replace(golden("image-base"), nvcc=golden("devel-wheels").nvcc)
     nvcc = {"nvcc of wheels": of_wheels, "nvcc": toolkit_of_base()}

@@ -65,7 +65,7 @@ def test_an_image_that_is_made_in_another_way_today_is_older(locked: Lock, monke
 
 
 def test_an_image_is_of_the_wheels_that_its_record_names(project: Path) -> None:
-    """Also if they are not in the cache any more."""
+    """This holds even if the wheels are not in the cache any more."""
     kernels = {"name": "kernels", "git": "https://git.example/k", "commit": "c" * 40, "modules": ["k"]}
     card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels], "toolchain": {"sha256": "a" * 64}}
     lock = whole_lock(plan_of(project, card))

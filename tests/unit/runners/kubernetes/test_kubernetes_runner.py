@@ -98,7 +98,8 @@ def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -
 
 
 def test_the_config_map_belongs_to_the_job(place: Place) -> None:
-    """It does from its creation on, so that the cluster removes both if envbuild is gone: the Job removes itself."""
+    """It belongs to the Job from its creation on, so that both are removed if envbuild is gone: the cluster removes a
+    finished Job, and what belongs to it."""
     place.server.refuse = {("DELETE", "/"): (403, "may not delete")}
     place.run()
     (config,) = [one for key, one in place.server.stored.items() if key.startswith("configmaps")]

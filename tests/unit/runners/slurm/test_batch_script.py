@@ -139,7 +139,7 @@ def test_an_image_without_a_digest_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_script_uses_a_clock_that_can_be_set(case: str) -> None:
-    """Set back during the run, it gave a negative duration, which is not a result."""
+    """A clock that was set back during the run gave a negative duration, which is not a result."""
     code = re.sub("#.*", "", rendered(case))
     assert "/proc/uptime" in code and not re.search(r"SECONDS|\bdate\b|EPOCH|printf '%\(", code)
 

@@ -419,7 +419,7 @@ def test_a_node_without_the_program_is_reported_without_blaming_the_image(
 
 
 def test_the_error_of_the_nodes_engine_is_reported(stub: Stub) -> None:
-    """Also if the engine does not answer."""
+    """It is reported even if the engine does not answer."""
     (stub.folder / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2; exit 1\n")
     assert "Cannot connect to the Docker daemon" in str(fails(stub, EngineError).hint)
 
