@@ -122,7 +122,7 @@ class Access:
         return answer
 
     def _follow(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
-        for _ in range(_REDIRECTS):
+        for _ in range(_REDIRECTS + 1):
             answer = self._one(method, url, scope, **options)
             if answer.status_code not in (301, 302, 303, 307, 308) or method not in ("GET", "HEAD"):
                 return answer

@@ -238,6 +238,7 @@ def test_redirects_end(registry: Registry) -> None:
     with pytest.raises(Refusal, match="redirects more than") as caught:
         repository(registry).manifest("v1")
     assert refused(caught) == "redirect"
+    assert [line for line, _ in registry.requests].count(f"GET {path}") == 6  # five redirects are followed
 
 
 @pytest.mark.parametrize("where", ["http://r.example/x", "ftp://r.example/x", "file:///etc/passwd", ""])
