@@ -29,8 +29,9 @@ class CompiledRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """This lock produced this image. `recipe`: the hash of everything that determines the image; `digest`: of the
-    manifest as envbuild writes it, None in the record of an older envbuild."""
+    """This lock produced this image. `image`: the image id; `handle`: the image's id in the engine that has it;
+    `recipe`: the hash of everything that determines the image; `digest`: the digest of its manifest as envbuild writes
+    it, None in the record of an older envbuild."""
 
     image: str
     handle: str

@@ -49,7 +49,7 @@ from envbuild.util.strict_and_canonical_json import canonical_digest
 _RECIPE = 1
 _ABOUT = "built.json"
 _MOST_NAMED = 10
-_MOST_METADATA = 1 << 20  # bytes of a METADATA file; torch's has 30 kB
+_MOST_METADATA = 1 << 20  # bytes of a METADATA file; that of torch 2.13 has 38 kB
 # Memory per job, measured: the largest compiler of apex (cicc, part of nvcc) took 3.1 GB, four at once 6.8 GB.
 _JOB_BYTES = 3 << 30
 

@@ -171,7 +171,7 @@ def _named(wheel: Path) -> tuple[str, frozenset[Tag]]:
 def _name(wheel: Path, name: str) -> Iterator[str]:
     found = _named(wheel)[0]
     if found != canonicalize_name(name):
-        yield f"the wheel is of {found}, requested is {name}"
+        yield f"the wheel is of {found}, but {name} was requested"
 
 
 def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
@@ -251,7 +251,7 @@ def _code(inside: list[Module], arch: str) -> Iterator[str]:
     wanted = torch_cuda_arch_list_parser.capabilities(arch)
     coded = [(item.path, item.file.architectures) for item in inside if item.file.architectures is not None]
     if wanted and not coded:
-        yield f"no file in it has device code, requested is {arch}"
+        yield f"no file in it has device code, but code for {arch} was requested"
     for path, found in coded:
         lacking = [
             capability for capability in wanted if torch_cuda_arch_list_parser.serves(found, capability) != "compiled"

@@ -54,7 +54,8 @@ def load_profile(name: str, options: Options = _AS_WRITTEN) -> StepResult[Loaded
 
 
 def resolve_profile(loaded: LoadedProfile) -> StepResult[Plan]:
-    """Combine the profile with the facts. Raises ProfileError if an advisory refuses it."""
+    """Combine the profile with the facts. Raises ProfileError if the profile contradicts itself or the facts, or if an
+    advisory refuses it."""
     plan = plan_resolver.resolve(loaded)
     return StepResult(plan, note=", ".join([*plan.core[1:], *plan.packages[:4]]))
 

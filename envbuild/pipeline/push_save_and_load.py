@@ -200,7 +200,8 @@ def _signer(unsigned: bool) -> Signer | None:
 def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = False) -> Pushed:
     """Write a verified image, its evidence, its lock and the public key to one file.
 
-    Raises UsageError without a signing key unless `unsigned` allows it, and NotProved if evidence is missing.
+    Raises UsageError if the file exists, or without a signing key unless `unsigned` allows it, and NotProved if
+    evidence is missing.
     """
     if file.exists():
         raise UsageError(f"{file} exists already", hint="choose another name")

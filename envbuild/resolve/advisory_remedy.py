@@ -15,10 +15,10 @@ from envbuild.facts.fact_field_types import VersionRange, is_version
 
 
 def written(change: Change, known: Situation, unpinned: Situation | None = None) -> dict[str, Any]:
-    """The profile keys and values that make an advisory's change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out values
-    that fit already, and libraries for which no version for this CUDA fits. `known`: the current versions; the fitting
-    version nearest to the current one is taken. `unpinned`: the situation without the versions of --pin; a version in
-    it is preferred if it fits and is newer."""
+    """The profile keys and values that make an advisory's change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out torch
+    and libraries whose versions fit already, and libraries for which no version for this CUDA fits. `known`: the
+    current versions; the fitting version nearest to the current one is taken. `unpinned`: the situation without the
+    versions of --pin; a version in it is preferred if it fits and is newer."""
     found: dict[str, Any] = {}
     torch = _torch(change.torch, known, unpinned.torch if unpinned else None) if change.torch else None
     release = database.torch_release(torch) if torch else None

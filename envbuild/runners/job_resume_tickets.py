@@ -20,8 +20,9 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class Ticket:
-    """The data to resume a job. `payload`: the sha256 of the job's input; `image`: the tested image. Both must be
-    unchanged when the job is resumed. `place`: a value of the runner, for example a folder."""
+    """The data to resume a job. `job`, `name`: the job's id and its name. `payload`: the sha256 of the job's input;
+    `image`: the tested image. Both must be unchanged when the job is resumed. `place`: a value of the runner, for
+    example a folder."""
 
     job: str
     name: str

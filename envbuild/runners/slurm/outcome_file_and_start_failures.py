@@ -102,7 +102,7 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
             hint="slurm: {gres: {MODEL: NAME}} sets the name of a whole GPU",
         )
     if outcome.stage == "gpu":
-        raise NotProved(f"Slurm assigned no GPU on {node}", hint="is File= set for it in gres.conf?")
+        raise NotProved(f"Slurm assigned no GPU on {node}", hint="is File= set for the node's GPUs in gres.conf?")
     if outcome.stage == "network":
         raise RunnerError(
             f"{node} has no IPv4 address on {site.interface}",

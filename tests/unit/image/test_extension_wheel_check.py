@@ -110,7 +110,7 @@ FAULTS: dict[str, tuple[Make, str]] = {
     "another name in the metadata": (lambda at: wheel(at, GOOD, name="other"), "says Name: other, not apex"),
     "another name of the file": (
         lambda at: wheel(at, GOOD).rename(at / f"apexx-0.1-{TAG}.whl"),
-        "the wheel is of apexx, requested is apex",
+        "the wheel is of apexx, but apex was requested",
     ),
     "no name of a wheel": (lambda at: wheel(at, GOOD).rename(at / "apex.whl"), "is not a wheel's name"),
     "another tag within": (lambda at: wheel(at, GOOD, stated_tag="py3-none-any"), f"says Tag: py3-none-any, not {TAG}"),
@@ -124,7 +124,7 @@ FAULTS: dict[str, tuple[Make, str]] = {
     ),
     "no device code at all": (
         lambda at: wheel(at, {path: library() if ".so" in path else text for path, text in GOOD.items()}),
-        "no file in it has device code, requested is 9.0",
+        "no file in it has device code, but code for 9.0 was requested",
     ),
     "another processor": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": library("sm_90", machine=183)}),
@@ -220,7 +220,7 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
         "its METADATA says Name: other, not apex",
         "the module amp_C is not in it",
         "the module apex_C is not in it",
-        "no file in it has device code, requested is 9.0",
+        "no file in it has device code, but code for 9.0 was requested",
     ]
 
 
