@@ -20,8 +20,8 @@ _FOLDER = "durations"
 
 @dataclass(frozen=True)
 class StepDurations:
-    """The seconds that each step of a profile took when it last had something to do. `size`: the bytes that the build
-    needed."""
+    """The seconds that each step of a profile took when it last had something to do. `size`: the estimated bytes
+    of its image on the engine's disk."""
 
     profile: str
     size: int

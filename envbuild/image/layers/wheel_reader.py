@@ -215,7 +215,7 @@ class WheelReader:
     # the content
 
     def head(self, member: WheelMember, count: int) -> bytes:
-        """Return up to `count` first bytes of a member, unverified."""
+        """Return the first bytes of a member, at most `count`, unverified."""
         self._stream.seek(member.offset)
         packed = self._stream.read(min(member.packed_size, _BLOCK))
         if not member.deflated:

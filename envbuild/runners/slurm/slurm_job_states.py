@@ -10,8 +10,8 @@ from envbuild.runners.runner_interface import RunnerError
 from envbuild.util.errors import EnvbuildError, NotProved, printable
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-# Slurm's final state -> (`ending` of the error, what happened, what to do)
 _AGAIN = "run the command again"
+# Slurm's final state -> (`ending` of the error, what happened, what to do)
 _ENDINGS = {
     "CANCELLED": ("cancelled", "was cancelled, and not by this command", f"sacct -j {{id}} shows who; then {_AGAIN}"),
     "TIMEOUT": ("time-out", "was ended at its time limit", "raise the limit: --slurm time=MINUTES"),
