@@ -42,10 +42,10 @@ def command(
 
     Evidence is not checked: use status, or verify for an image in a registry. Needs no GPU; --here and --python need no
     Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for the
-    profile it was built from. Exit 5: a defect, or a refusal: a known fault that rules out an installed version, or (in
-    an image or with --profile) a file that runs code when Python starts or torch is imported and that is not accepted.
-    Exit 3: torch is not installed; the libraries and distributions are still listed. --here skips envbuild's own
-    environment if that has no torch, and takes the next python3 on PATH.
+    profile it was built from. Exit 5: there is a defect or a refusal. A refusal is a known fault that rules out an
+    installed version, or (in an image or with --profile) a file that runs code when Python starts or torch is imported,
+    unless it is accepted. Exit 3: torch is not installed; the libraries and distributions are still listed. --here
+    skips envbuild's own environment if that has no torch, and takes the next python3 on PATH.
     Example: envbuild audit --here --gpu h100
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 def command(name: str | None, cluster: str | None, output: Path | None, root: Path, as_json: bool) -> None:
     """Check engine, driver, GPUs, memory, disks, network and clock, in seconds; change nothing.
 
-    Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if a check fails; with --for, exit 5 only if
-    the machine does not suit the profile. Only the hosts that pip, uv and docker use are contacted; with --for, the
-    package indexes are also asked for every locked wheel.
+    Each check is ok, warn, fail or skipped; warn and fail come with a remedy. Exit 5 if a check fails; with --for, exit
+    5 only if the machine does not suit the profile. Only the hosts that pip, uv and docker use are contacted; with
+    --for, the package indexes are also asked for every locked wheel.
     Example: envbuild doctor --for h20
     """
     if cluster is not None and (name is not None or root != Path("/")):

@@ -134,8 +134,7 @@ class ShowDocument:
 
 @dataclass(frozen=True)
 class ListedProfile:
-    """A profile in the document of `show` without a name. If `state` is invalid, `reason` is the error, and the other
-    values are unknown."""
+    """A profile in the document of `show` without a name."""
 
     profile: str
     state: ImageState
@@ -152,6 +151,9 @@ class ListedProfile:
 
 @dataclass(frozen=True)
 class ProfileList:
+    """The document of `show` without a name. If the `state` of a profile is invalid, `reason` is the error, and its
+    other values are unknown."""
+
     profiles: tuple[ListedProfile, ...]
 
 

@@ -77,7 +77,7 @@ class Pushed:
     """The result of `push` and `save`, and its document; a field keeps its default until the step that gives its value
     has ended. `repository`: the target of `push`; `file`: the target of `save`. `environment`: with --python, the
     digest of the environment's locked files. `digest`: that of the manifest. `statements`: the number of statements.
-    `key`: the fingerprint of the signing key, None without a key."""
+    `key`: the fingerprint of the signing key, null without a key."""
 
     profile: str
     key: str | None

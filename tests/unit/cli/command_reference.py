@@ -30,7 +30,7 @@ is missing, it is created, and this is reported. For text, `-` as a file name me
 | 1 | not done, because the reader of stderr closed it |
 | 2 | invalid command line |
 | 3 | a file such as a profile, lock, log or key is unreadable, invalid or has a wrong hash; `audit` without torch |
-| 4 | not provable on this machine, or on any node of the cluster; `make --allow-unproved` builds, and exits with 0 |
+| 4 | not proved, or not provable on this machine or on any node of the cluster; `make --allow-unproved` exits with 0 |
 | 5 | a check failed: the self-test, `verify`, or a tag that was moved by hand |
 | 6 | engine, disk or build failed; image not built; program missing; a scheduler refused or did not finish a job |
 | 7 | failure of an index, mirror, registry or a cluster's API server |
@@ -38,8 +38,8 @@ is missing, it is created, and this is reported. For text, `-` as a file name me
 | 130 | interrupted |
 
 `make`, `build`, `test`, `status`, `show` and `export` take several profiles; if one fails, the others continue. The
-exit code of `make`, `build`, `test` and `export` is then the first of these codes that occurred: 130, 5, 6, 7, 3, 8, 2,
-4.
+exit code is then the first of these codes that occurred: 130, 5, 6, 7, 3, 8, 2, 4. `lock` takes several profiles too,
+but stops at the first error; `lock --check` reports the errors of all profiles.
 
 `-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows their results.
 `ENVBUILD_LOG=FILE` appends all of this to a file. Secrets are masked. For a bug report, add `--debug` (for tracebacks),
