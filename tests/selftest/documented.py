@@ -29,7 +29,7 @@ for the CPU; a GPU has more backends and dtypes. A case is a point in the space 
 tests points that cover as many pairs of values of two dimensions as possible; its seed determines which. The columns
 give the number of cases in a run at each level, and the share of the possible pairs that these cases cover with seed 1.
 Level full covers nearly all pairs. [selftest.md](selftest.md) describes the fixed cases of other probes. The self-test
-does not test the speed of single shapes, whole models, or operations for which no probe is listed there.
+tests neither the speed of single shapes, nor whole models, nor operations for which no probe is listed there.
 """
 _TERMS = """
 ## Terms
@@ -62,7 +62,7 @@ Other dimensions:
 _LEFT_OUT = """
 ## What is left out
 
-torch is known to compute the following results wrongly, so the self-test does not compute them
+torch is known to compute the following results wrongly, so the self-test leaves them out
 (`envbuild/selftest/numerics/torch_fault_exclusions.py`).
 `tests/selftest/numerics/test_torch_fault_exclusions.py` reproduces each fault with torch alone.
 """
