@@ -188,9 +188,7 @@ class Profile(Model):
     )
     gpu_count: int = Field(1, ge=1, le=100000, description="largest number of GPUs that work together in one job")
     cuda: Annotated[str, shaped(r"^[0-9]{2}\.[0-9]{1,2}$", 'a release of two numbers, as in "12.4"', 5)] | None = Field(
-        None,
-        description="the CUDA release that this torch is built for; it selects nothing: it is checked, and only for a "
-        "torch that envbuild does not know it is needed",
+        None, description="the CUDA release that this torch is built for; it is checked, and selects no build of torch"
     )
     pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin, json_schema_input_type=Release | Pin)]] = Field(
         default_factory=dict, description="versions that differ from torch's own: cublas, cudnn, nccl, ..."
