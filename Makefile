@@ -121,7 +121,7 @@ explain-score: .venv/.dev ## measure precision and recall of `envbuild explain`;
 gpu-check: ## test this machine's GPU for half an hour, in three blocks (BLOCK=N: only block N); results in benchmarks/results/gpu
 	$(PYTHON) benchmarks/gpu_check.py $(if $(BLOCK),--block $(BLOCK))
 
-# zstandard, which only the packing of images needs, is left out to keep the files for the GPU machine small.
+# zstandard, which only compressing and decompressing image layers needs, is left out to keep the files small.
 GPU_PYTHON ?= 3.12
 gpu-wheels: ## download envbuild's locked dependencies to .gpu-wheels, for a GPU machine without a network (GPU_PYTHON=3.12)
 	rm -rf .gpu-wheels && mkdir .gpu-wheels

@@ -43,7 +43,7 @@ class Arena(OwnEngine):
     def start(self) -> None:
         why = lacking()
         if why:
-            raise SystemExit(f"the benchmark starts an engine of its own: {why} (make engine)")
+            raise SystemExit(f"the benchmark's separate engine cannot start: {why}; `make engine` fetches dockerd")
         subprocess.run(
             ["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True
         )  # the bridge may already exist
@@ -61,7 +61,7 @@ class Arena(OwnEngine):
         return {**os.environ, "DOCKER_HOST": self.host}
 
     def docker(self, *arguments: str | Path) -> str:
-        """Run docker with these arguments and return its stdout. Raises an error if docker fails."""
+        """Run docker with these arguments and return its stdout. If docker fails, raise SystemExit with its stderr."""
         done = subprocess.run(["docker", *arguments], capture_output=True, text=True, env=self.environment)
         if done.returncode:
             raise SystemExit(f"docker {' '.join(map(str, arguments[:3]))} ended with {done.returncode}: {done.stderr}")

@@ -31,7 +31,7 @@ from stock import PINS, Stock
 from ways import Ours, Way, ways
 
 CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved", "cores")
-# The cases that start with the wheels for the first pin on this machine, or with the image for the first pin.
+# Cases that need the wheels or the image of the first pin to exist already.
 _BUILT = {"here", "link", "commands", "cores"}
 _DISK = 4 << 30
 _PARTS = (
@@ -49,12 +49,18 @@ def main() -> None:
         help="number of runs of each case; a tool that takes longer than a minute runs once",
     )
     parser.add_argument(
-        "--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"some: {', '.join(CASES)}"
+        "--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"only these of: {', '.join(CASES)}"
     )
     parser.add_argument(
-        "--ways", nargs="+", choices=table.TITLES, metavar="WAY", help=f"only these: {', '.join(table.TITLES)}"
+        "--ways",
+        nargs="+",
+        choices=table.TITLES,
+        metavar="WAY",
+        help=f"envbuild, and these of: {', '.join(table.TITLES)}",
     )
-    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="wheels stay there")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="folder of the run; its wheels stay"
+    )
     arguments = parser.parse_args()
     begin = time.monotonic()
 

@@ -58,8 +58,8 @@ collector.write(1)
 
 @dataclass(frozen=True)
 class Runs:
-    """The clean runs of one version of a probe with one version of torch on one machine: their number, for one and for
-    two threads, and the failures by seed."""
+    """The clean runs of one version of a probe, with one version of torch and one number of threads, on one machine.
+    `count`: how many; `alarms`: seed -> the failure."""
 
     probe: str
     version: int
@@ -91,7 +91,7 @@ def main() -> int:
     )
     parser.add_argument("--probe", action="append", choices=PROBES, help="run only this probe; may be repeated")
     parser.add_argument("--file", type=Path, default=FILE, help="file of all runs, including earlier ones")
-    parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="at a time")
+    parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="number of runs at a time")
     arguments = parser.parse_args()
     machine, version, versions = described(), str(torch.__version__), read_versions()
     seed, found = read(arguments.file)
@@ -150,7 +150,7 @@ def run(probes: Sequence[str], seed: int) -> Done:
 
 
 def by_level(probes: Iterable[str]) -> dict[str, list[str]]:
-    """Return the probes of each lowest level: at a lower one they sample no cases."""
+    """Group the probes by their level, the lowest at which they run."""
     found: dict[str, list[str]] = {}
     for probe in probes:
         found.setdefault(probe_catalogue_reader.known_probes()[probe].level, []).append(probe)
@@ -202,7 +202,7 @@ def read(file: Path) -> tuple[int, tuple[Runs, ...]]:
 
 
 def text(seed: int, found: Sequence[Runs]) -> str:
-    """Return the file's contents, one line for each probe, machine and number of threads."""
+    """Return the contents of the results file, one line for each `Runs`."""
     lines = ",\n".join(f"  {json.dumps(dataclasses.asdict(runs))}" for runs in sorted(found, key=lambda one: one.key))
     return f'{{"next_seed": {seed}, "runs": [\n{lines}\n]}}\n'
 
@@ -224,7 +224,7 @@ def report(found: Sequence[Runs], versions: Mapping[str, int], version: str) -> 
         "",
         f"Made by `make clean-runs` with torch {version}, on the CPU: nothing has run on a GPU.",
         "Each run has its own seed. A run counts for the version of the probe that ran: after a change, it runs again.",
-        f"{RUNS} runs of each probe are wanted, at its lowest level.",
+        f"The goal is {RUNS} runs of each probe, at its lowest level.",
         "",
         *(f"- Machine: {machine}." for machine in machines),
         "",

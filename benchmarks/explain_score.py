@@ -52,8 +52,8 @@ def sealed(symptom: str | None, split: str = "sealed") -> str:
 
 
 def confusion(symptom: str) -> str:
-    """Return, for the logs of each symptom class, how often the right cause was named. These are only counts, so they
-    may include the part whose single results must not be looked at."""
+    """Return the table row of a symptom class: how often the right cause was named. It has only counts, so it may
+    include the part whose single results must not be looked at."""
     cases = [case for case in corpus.cases() if case.symptom == symptom]
     known = [case for case in cases if case.kind == "cause"]
     right = sum(corpus.named(case) == case.expect for case in known)
@@ -64,7 +64,7 @@ def confusion(symptom: str) -> str:
 
 
 def instead() -> Iterator[str]:
-    """Return the pairs of an expected cause and a different cause that was named instead."""
+    """Yield a table row for each pair of an expected cause and a different cause that was named instead."""
     pairs = Counter(
         (", ".join(sorted(case.expect - named)) or "none", ", ".join(sorted(named - case.expect)))
         for case in corpus.seen()
@@ -74,7 +74,7 @@ def instead() -> Iterator[str]:
 
 
 def advisories() -> list[str]:
-    """Return how often an advisory is named for a log to which none applies."""
+    """Return table rows: for how many logs an advisory that does not apply is named."""
 
     def row(name: str, cases: Sequence[Case]) -> str:
         wrong = sum(
@@ -160,17 +160,19 @@ def main() -> int:
             "|---|---|---|---|---|---|---|",
             *map(row, PARTS),
             "",
-            f"Over pairs of a log and a cause; {len(named)} of the causes occur. The parts: {history()[0]}",
+            f"Precision and recall count pairs of a log and a cause; the logs have {len(named)} different causes. "
+            f"The parts: {history()[0]}",
             "",
             "## By symptom",
             "",
-            "The logs that were collected by symptom class (parts collected, recent and recent-held-out).",
+            "The logs that were collected by symptom class (parts collected, collected-2, collected-3, recent and "
+            "recent-held-out).",
             "",
             "| symptom | with a cause | right | another named | none named | without a known cause | a cause named |",
             "|---|---|---|---|---|---|---|",
             *map(confusion, sorted({case.symptom for case in cases if case.symptom})),
             "",
-            "Named in place of what was expected, in all parts whose single results are looked at:",
+            f"Causes that were named instead of the expected ones, in all parts except {UNSEEN}:",
             "",
             "| expected | named | logs |",
             "|---|---|---|",
@@ -192,9 +194,9 @@ def main() -> int:
             "open them (tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other "
             "failures, or of none. Their figures by symptom were looked at once, with single causes left out, to find "
             "the causes that named innocent logs; so the figures are a little better than for logs that were never "
-            "scored. An illegal access without a named kernel has the general cause kernel-out-of-bounds, which the "
-            "labels of this split do not accept, and those of the second split do. [Why logs of this part are "
-            "missed](explain_missed.md).",
+            "scored. For an illegal access without a named kernel, `explain` names the general cause "
+            "kernel-out-of-bounds. The labels of this split do not accept it; the labels of the second split do. "
+            "[Why logs of this part are missed](explain_missed.md).",
             "",
             "| symptom | logs with a cause | precision | recall | innocent with a cause named | with an advisory |",
             "|---|---|---|---|---|---|",

@@ -110,7 +110,7 @@ def main() -> int:
             "# How far the confidences of `envbuild explain` hold",
             "",
             f"Machine: {described()}. Made by `benchmarks/explain_weights.py`: {len(known)} pairs of a log and a cause "
-            f"that are not held out, {FOLDS} folds over repositories; {len(held)} pairs of the parts that are.",
+            f"that are not held out, {FOLDS} folds over repositories; {len(held)} pairs of the held-out parts.",
             "",
             "## Reliability: weights fitted on the other folds",
             "",
@@ -122,8 +122,8 @@ def main() -> int:
             *head,
             *reliability([(probability(pair, begin), pair.right) for pair in held]),
             "",
-            "The patterns of most signatures were written with the logs of the other parts at hand, which no fold "
-            "leaves out; the held-out parts were not used for them, except where tests/logs/index.yaml names it.",
+            "Most signatures' patterns were written with the logs that are not held out at hand, and no fold undoes "
+            "this. The held-out parts were not used to write patterns, except where tests/logs/index.yaml says so.",
             "",
             "## Weights",
             "",

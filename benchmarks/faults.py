@@ -1,7 +1,8 @@
 """Injects faults into real processes and records what the self-test reports for each. Then makes clean runs, in which
 it must report nothing.
 
-python benchmarks/faults.py [--clean 50]        writes benchmarks/results/faults.md; exit 1 if a fault or a run is wrong
+python benchmarks/faults.py [--clean 50]        writes benchmarks/results/faults.md; exit 1 if a fault is not reported
+                                                as expected, or if a clean run fails
 
 The faults and the expected results are those of the tests (tests/selftest): patched operations, compiled libraries,
 leaks, hangs, and ranks that die, hang or compute wrong results.
@@ -65,7 +66,7 @@ def row(seed: str, frame: Frame) -> str:
 
 
 def clean(count: int) -> Iterator[tuple[float, list[str]]]:
-    """Run level quick `count` times. Return the seconds and the failed probes of each run."""
+    """Run level quick `count` times. Yield the seconds and the failed probes of each run."""
     for _ in range(count):
         begin = time.perf_counter()
         argv = [sys.executable, "-m", "envbuild.selftest", "--json"]

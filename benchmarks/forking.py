@@ -41,7 +41,7 @@ def main() -> None:
         [
             "# Forked probes compared with fresh processes",
             "",
-            f"Machine: {described()}. The {len(names)} probes of level quick that run on a CPU: {', '.join(names)}.",
+            f"Machine: {described()}. The {len(names)} probes of level quick that pass here: {', '.join(names)}.",
             f"{RUNS} runs each, in turn. Made by `make bench`.",
             "",
             "| how | median s | min s | max s |",

@@ -6,7 +6,8 @@
 
 Each block ends within nine minutes, each step within its own limit. Results are written to FOLDER/<gpu>/ as they are
 produced: block-1.jsonl to block-3.jsonl, fingerprint.json, clocks.csv, and page.md, which is rewritten after each step.
-A step with a complete result runs again only with --again. A failed step does not end the plan.
+A step with a complete result runs again only with --again, or if the sources that its result depends on have changed.
+A failed step does not end the plan.
 
 On a remote machine, run one block for each call. Copy .gpu-wheels (`make gpu-wheels`) and .gpu-apex to it for block 3:
     python3 benchmarks/gpu_check.py --block 1 --out "$OUT"
@@ -46,7 +47,8 @@ def first_gpu() -> str | None:
 
 
 def run_plan(chosen: Sequence[Step], bench: Bench, again: bool, patience: float = 1) -> dict[str, Result]:
-    """Run the chosen steps that have no complete result. Return the results of all steps that have ever been started.
+    """Run the chosen steps that have no complete result of the current sources; with `again`, run all of them. Return
+    the results of all steps that have ever been started or skipped.
 
     `patience`: a factor for all time limits, for a trial on a machine without a GPU, which is slower.
     """

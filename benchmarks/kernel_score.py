@@ -1,6 +1,6 @@
 """Measures how many independently written wrong kernels the self-test detects, and how long it takes.
 
-python benchmarks/kernel_score.py [--half known|unseen] [--level quick] [--seed 1] [--again]
+python benchmarks/kernel_score.py [--half known|unseen] [--level full] [--seed 1] [--again]
 
 Writes benchmarks/results/wrong_kernels.md. The verdict on each kernel is written to wrong_kernels.json in the same
 folder as soon as it is reached, so an interrupted run can be continued; --again discards earlier verdicts. The kernels
@@ -100,7 +100,7 @@ def main() -> int:
     clean = {level: judge(None, level, options.seed) for level in levels}
     alarms = [f"{level}: {result.probe}, {result.reason}" for level, result in clean.items() if result.reason]
     if alarms:  # because of this false alarm, every kernel would count as detected
-        print("a run with nothing wrong fails", *alarms, sep="\n", file=sys.stderr)
+        print("error: the self-test fails without a wrong kernel; first fix:", *alarms, sep="\n", file=sys.stderr)
         return 1
     verdicts = read_verdicts(options.again)
     chosen = {half: kernels(half) for half in HALVES}
@@ -136,7 +136,7 @@ def main() -> int:
             "",
             "- A run with nothing wrong: no failure at any of these levels; "
             + ", ".join(f"{level} {result.seconds:.0f} s" for level, result in clean.items())
-            + " (without the probes that do not look at results).",
+            + " (without the probes that check no results of operations).",
             f"- Until the first failure at quick: {statistics.median(seconds):.1f} s (median)." if seconds else "",
             "- Kernels of which the author said beforehand that a self-test of a minute cannot find them count in "
             "the last column only.",

@@ -50,7 +50,7 @@ class Mirror:
     """An index that serves while used as a context manager. `address`: the URL for pip and uv."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: contains wheels, at any depth."""
+        """`folder`: contains wheels at any depth, each in a folder that is named by the wheel's sha256."""
         self.link = Link()
         self._files = {file.name: file for file in sorted(folder.rglob("*.whl"))}
         self._hashes = {name: file.parent.name for name, file in self._files.items()}

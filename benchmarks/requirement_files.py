@@ -2,13 +2,17 @@
 
 python benchmarks/requirement_files.py FOLDER     writes benchmarks/results/requirement_files.md and .json
 
-FOLDER contains a git repository OWNER+NAME/repo for each repository. The rule that picks the files was written before
-the code that reads them: it takes the repositories whose issues and pull requests the facts of envbuild cite as sources
-(OWNER/NAME#NUMBER or a URL, in envbuild/facts/data), in alphabetical order, as far as a snapshot of at most 500 MiB
-can be had; of each, at most two files at the root, in alphabetical order, with one of these names: requirements*.txt,
-requirements*.in, environment*.yml, environment*.yaml, uv.lock, pylock*.toml, or pyproject.toml with a table [project];
-the first 40 of these files. Whether a file resolves is not part of the rule. No file is committed: only its repository,
-commit, name and outcome.
+FOLDER contains a git repository OWNER+NAME/repo for each repository. This rule picks the files; it was written before
+the code that reads them:
+
+1. Repositories: those whose issues and pull requests the facts of envbuild cite as sources (OWNER/NAME#NUMBER or a URL,
+   in envbuild/facts/data), in alphabetical order. Repositories without a snapshot of at most 500 MiB are left out.
+2. Files of a repository: at most two files at its root, in alphabetical order, with one of these names:
+   requirements*.txt, requirements*.in, environment*.yml, environment*.yaml, uv.lock, pylock*.toml, or pyproject.toml
+   with a table [project].
+3. Of all these files, the first 40.
+
+Whether a file resolves is not part of the rule. No file is committed: only its repository, commit, name and outcome.
 """
 
 from __future__ import annotations
@@ -60,9 +64,9 @@ CLASSES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one file. `requirements`: how many packages it names; `left_out`: how many of its lines are
-    ignored, with a note; `failure`: the class of the failure, empty if the file resolves; `detail`: the first sentence
-    of the message."""
+    """The outcome of one file. `requirements`: how many packages it names, 0 if it could not be read; `left_out`: how
+    many of its lines are ignored, with a note; `failure`: the class of the failure, empty if the file resolves;
+    `detail`: the beginning of the error message."""
 
     repository: str
     commit: str
@@ -93,7 +97,7 @@ _INCLUDED = re.compile(r"(.*/)?requirements?([^/]*|/[^/]*)\.(txt|in)")
 
 
 def included_files(repository: Path) -> Iterator[tuple[str, str]]:
-    """Path and text of the files of a repository that a requirements file may include."""
+    """Yield path and text of each file of a repository that a requirements file may include."""
     for name in _git(repository, "ls-tree", "-r", "--name-only", "HEAD").splitlines():
         if _INCLUDED.fullmatch(name):
             with contextlib.suppress(subprocess.CalledProcessError):  # the snapshot lacks large files
@@ -101,7 +105,7 @@ def included_files(repository: Path) -> Iterator[tuple[str, str]]:
 
 
 def picked_files(folder: Path) -> Iterator[tuple[str, str, str, str]]:
-    """The files of the rule: repository, commit, name and text of each."""
+    """Yield repository, commit, name and text of each file that the rule picks, without the limit of 40."""
     for repository in cited_repositories():
         place = folder / repository.replace("/", "+") / "repo"
         if not place.is_dir():
@@ -128,7 +132,7 @@ def failure_class(text: str) -> str:
 
 def tried(snapshot: Path, repository: str, commit: str, name: str, text: str) -> Outcome:
     """Resolve one file under the profile's pins, with the profile's lock as the previous one. `snapshot`: the git
-    repository, for files that it includes."""
+    repository of the file, which has the files that it includes. Raises NetworkError if a server does not answer."""
     requirements = left_out = 0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / repository.partition("/")[2].lower().replace(".", "-") / name

@@ -127,13 +127,13 @@ def slow_link(rounds: Rounds, ours: Ours) -> None:
 
 
 def lockable() -> list[str]:
-    """Return the shipped profiles without extensions: extension sources need git, and archives need other hosts."""
+    """Return the shipped profiles that compile no extension from git, which would need git and a further host."""
     files = [f for f in sorted((CHECKOUT / "profiles").rglob("*.yaml")) if not f.name.endswith(".lock.yaml")]
     return [f.stem for f in files if "git:" not in f.read_text(encoding="utf-8")]
 
 
 def locks(rounds: Rounds, folder: Path) -> None:
-    """`lock` of all shipped profiles with nothing changed, and `lock --upgrade` of those without extensions."""
+    """Time `lock` of all shipped profiles with nothing changed, and `lock --upgrade` of the `lockable` ones."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, names = rounds.stock.outside, lockable()

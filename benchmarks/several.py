@@ -1,9 +1,9 @@
-"""Compares `make` of three profiles that share torch with `make` of the largest of them. Every layer except the base is
-built again.
+"""Compares `make` of three profiles that share torch with `make` of the largest of them.
 
---no-cache is not used, because it would also prevent the three builds from sharing layers. Instead, each measurement
-adds a new comment to the installer, which every step reads and no image contains, so that BuildKit has no step in its
-cache.
+Before each measurement the images and the build records are removed, so that the layers are loaded into the engine
+again. The wheels, the digests of the layers and the compressed base stay cached. --no-cache is not used, because it
+would also prevent the three builds from sharing layers. Each measurement runs a copy of the checkout whose installer
+has a new comment: BuildKit, which envbuild uses only to compile extensions, then finds no step in its cache.
 
 python benchmarks/several.py        writes benchmarks/results/several.md; needs an engine; removes its images
 """
@@ -97,8 +97,8 @@ def remove(names: list[str]) -> None:
 
 
 def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
-    """Measure the largest profile alone, then all three together. Every layer except the base is built again each
-    time."""
+    """Measure the largest profile alone, then all three together. Before each, remove the images and the build
+    records."""
     took = {}
     for what, chosen in (("largest", [names["large"]]), ("all three", list(names.values()))):
         remove(list(names.values()))
@@ -157,9 +157,10 @@ def main() -> None:
             "# Three profiles that share torch, compared with the largest alone",
             "",
             f"Machine: {described()}. Load average (1 min) {before:.1f} before, {after:.1f} after, partly its own.",
-            "Made by `python benchmarks/several.py`: cpu with numpy; with pandas too; with scipy too. Every layer but",
-            "the base is built again, the wheels are cached. Once each. Work: seconds that all of the machine's",
-            "processors were busy, whoever for. Least possible: that work shared by all of them without a pause.",
+            "Made by `python benchmarks/several.py`: cpu with numpy; with numpy and pandas; with numpy, pandas and",
+            "scipy. The images are removed before each measurement; wheels and the digests of layers are cached. Each",
+            "was measured once. Work: busy time of all of the machine's processors together, for any process. Least",
+            "possible: the work of all three divided by the number of processors, over the time of the largest.",
             "",
             "| | largest: s | its work | all three: s | their work | ratio | least possible |",
             "|---|---|---|---|---|---|---|",

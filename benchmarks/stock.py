@@ -133,7 +133,7 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
 
 
 def _torchs_own(locked: Lock) -> str:
-    """Return the wheel of the cuBLAS that torch requires: pip downloads it before the override is installed."""
+    """Return the version of cuBLAS that torch requires: pip downloads it before the override is installed."""
     (override,) = (one for one in locked.overrides if one.name == CUBLAS)
     return override.replaces.removeprefix("==")
 
@@ -198,8 +198,8 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
 
 
 def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Registry) -> tuple[str, str]:
-    """Push the base image of the compared tools, and uv's own image, to the registry from which every run pulls
-    them."""
+    """Push the base image of the compared tools, and uv's own image, to the registry from which every run pulls them.
+    Return their references."""
     folder = stock_folder / "base"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "pip").mkdir(parents=True)

@@ -24,10 +24,10 @@ cuBLAS {cublas}. Made by `make bench`.
 """
 _TIMED = """
 The time is from the start of the command until the engine has the image. For envbuild it is the time of the whole
-process, including Python's start and the labels, without the audit, which the other tools do not have. Locks and
-requirements are made before. "Cold" means that the engine's data is removed, and for envbuild also the wheels and uv's
-cache. All tools take the root file system from this machine: the others pull it from a registry, envbuild has it in its
-cache. The disk is synced before each case.
+process, including Python's start, without the audit, which the other tools do not have. Locks and requirements are made
+before. "Cold" means that the engine's data is removed, and for envbuild also the wheels and uv's cache. All tools take
+the root file system from this machine: the others pull it from a registry, envbuild has it in its cache. The disk is
+synced before each case.
 """
 _TAKEN = """
 The columns are: the peak of anonymous memory of the engine and the client; the bytes that any process wrote to the
@@ -46,8 +46,7 @@ machine that returns free memory gets each page of a new file from its host.
 """
 _PLAIN = """
 uv installs the wheels from the host into a folder on the host; then each installed file is hashed, as the files of
-every layer are. To build an image, the wheels must also be in the build context, and the layers are compared and
-compressed.
+every layer are. To build an image, envbuild also writes the files as layers, and the engine unpacks the layers.
 """
 
 
@@ -196,8 +195,10 @@ def streamed(document: Mapping[str, Any]) -> Iterator[str]:
     if unpacked is not None:
         rows = {
             "the image alone": unpacked,
-            "envbuild, cold: wheels in its store, in the engine's context, and unpacked": 2 * fetched + unpacked,
-            "envbuild, wheels here: in the engine's context, and unpacked": fetched + unpacked,
+            "envbuild, cold: wheels in its store, layers in the engine's temporary folder, and unpacked": (
+                fetched + 2 * unpacked
+            ),
+            "envbuild, wheels here: layers in the engine's temporary folder, and unpacked": 2 * unpacked,
             "uv: unpacked into its cache, and copied from there": 2 * unpacked,
         }
         yield from _table(

@@ -41,7 +41,8 @@ class Way(Protocol):
 
 @dataclass
 class Dockerfile:
-    """A Dockerfile of another tool: `text` returns the Dockerfile for a pin, `fetch` the one that only downloads."""
+    """A Dockerfile of another tool. `index`: the build argument for the package index; `text`: returns the Dockerfile
+    for a pin; `fetch`: the file in PEERS with the Dockerfile that only downloads a wheel, or None."""
 
     name: str
     index: str

@@ -37,7 +37,7 @@ RULES = (
 )
 _ANY = re.compile("|".join(rf"(?P<rule{i}>\b(?:{idiom})\b)" for i, (idiom, _) in enumerate(RULES)), re.IGNORECASE)
 _SUFFIXES = frozenset({"", ".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".svg", ".Dockerfile"})
-# Files that contain quotations or lists of old names, which are not checked.
+# Files that are not checked: they contain quotations or lists of old names, or must not be read (wrong_kernels/unseen).
 _QUOTED = (
     "scripts/plain_words.py",
     "tests/logs/",
@@ -81,7 +81,7 @@ def main() -> int:
             count += 1
             print(f"{path}:{number}: {idiom!r}: write {instead}")
     if count:
-        print(f"{count} idioms. CONTRIBUTING.md says how we write.", file=sys.stderr)
+        print(f"{count} idioms: reword these lines. RULES in scripts/plain_words.py has all idioms.", file=sys.stderr)
     return 1 if count else 0
 
 

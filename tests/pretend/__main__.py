@@ -1,8 +1,8 @@
 """Run the harness over a module's PROBES on a simulated GPU: `python -m pretend GPU MODULE JOB FILE`.
 
-Each probe's traits then have `simulated`: the most bytes of the GPU's memory in use at once, and the seconds that it
-spent on the host without the simulation (clock.py): of processor time with its processes, and of wall time; and how
-many operations of torch were the device's.
+The traits of each probe's result then contain `simulated`: `peak_bytes`, the most bytes of the GPU's memory in use at
+once; `host_seconds` (processor time, including child processes) and `host_wall_seconds`, both without the time of the
+simulation (clock.py); and `device_operations`, the number of torch's operations that ran on the simulated GPU.
 """
 
 import dataclasses

@@ -32,11 +32,12 @@ def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], capability: Any) -> Any:
-    """An operation of torch (an overload of aten) over host tensors, as a GPU of this capability has it.
+    """Compute an operation of torch (an overload of aten) over host tensors as a GPU of this capability would.
 
     Half types are multiplied and added up in float32 and rounded once; float32 factors are cut to TF32 where torch's
-    flags allow it. A product of more than MOST_PRODUCTS multiplications is not computed: its elements are NaN, which no
-    check passes. Raises RuntimeError for fp8 where the GPU has none.
+    flags, or NVIDIA's variable that overrides them, allow it. A product of more than MOST_PRODUCTS multiplications is
+    not computed: its elements are NaN, which no check passes. Raises RuntimeError for fp8 if the GPU does not support
+    it.
     """
     name = operation._schema.name  # type: ignore[attr-defined]
     if name == "aten::_scaled_mm":
@@ -56,7 +57,7 @@ def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 def _takes_tf32(flags: Any, capability: tuple[int, int]) -> bool:
-    """Whether TF32 is used, by torch's flags, unless the variable that NVIDIA's libraries read overrides them."""
+    """Whether TF32 is used. The variable that NVIDIA's libraries read (OVERRIDE) overrides torch's flags."""
     override = os.environ.get(OVERRIDE)
     return capability >= TF32_CAPABILITY and (flags.allow_tf32 if override is None else override == "1")
 

@@ -3,8 +3,9 @@
 python tests/pretend/campaign.py [--side 2]      writes benchmarks/results/pretend.md; exit 1 if anything is wrong
 python tests/pretend/campaign.py --probe NAME    runs one probe at level standard on every simulated GPU; writes no file
 
-Two GPUs take the probes' real sizes, which decide about memory: one with every kernel, one with the fewest and the
-least memory. The others differ in which kernels take a call, and have small sizes.
+The probes run with their real sizes on two GPUs, to measure the memory that they need: on the H100, which has every
+kernel, and on the T4, which lacks most kernels and has the least memory. The other GPUs differ in which kernels they
+have, so small sizes suffice there.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def rows_of_peaks(found: Mapping[tuple[str, str], Found]) -> Iterator[str]:
 
 
 def rows_of_tolerances() -> Iterator[tuple[str, bool]]:
-    """Return a row for each generation and product, and whether the result is as expected."""
+    """Yield a row for each generation and product, and whether the result is as expected."""
     for generation, kind in sweep.cases():
         lengths = [sweep.healthy_ratio(generation, kind, k) for k in sweep.LENGTHS]
         shapes = [sweep.healthy_ratio(generation, kind, 256, shape) for shape in sweep.SHAPES]
@@ -165,9 +166,9 @@ def main() -> int:
             "|---|---|---|",
             *rows_of_peaks(found),
             "",
-            "Error over tolerance of emulated tensor cores: the largest of healthy ones, without the result's rounding "
-            f"(k = {', '.join(map(str, sweep.LENGTHS))}, several shapes), and the smallest of accumulators of half "
-            "precision. Attention's has the roundings that are part of it.",
+            "Ratio of error to tolerance of emulated tensor cores: the largest of healthy cores, without the rounding "
+            f"of the result (k = {', '.join(map(str, sweep.LENGTHS))}, several shapes), and the smallest of cores with "
+            "an accumulator of half precision. The ratios of attention include its roundings.",
             "",
             "| product | healthy | wrong accumulator |",
             "|---|---|---|",

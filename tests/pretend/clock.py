@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_SLOTS = 1 << 12  # processes by their process id: no lock is needed
-_NUMBERS = 3  # of each process
+_SLOTS = 1 << 12  # for processes, by process id: each writes to its own, so no lock is needed
+_NUMBERS = 3  # in each slot: processor time, wall time, entries
 
 
 @dataclass(frozen=True)
 class Spent:
-    """`processor`: seconds of all threads of a process and of those forked from it. `wall`: seconds of one process.
-    `entries`: how often the clock was entered from outside, in all of them."""
+    """`processor`: seconds of all threads of a process and of the processes forked from it. `wall`: seconds of the
+    process alone. `entries`: how often all these processes entered the clock while it was not entered."""
 
     processor: float
     wall: float
@@ -27,8 +27,8 @@ class Spent:
 
 
 class Clock(contextlib.ContextDecorator):
-    """While entered, time counts as the simulation's. Processes forked later add to the same sums; a clock that is
-    entered again counts once."""
+    """While entered, time counts as the simulation's. Processes forked later add to the same sums. Time in a clock that
+    is entered more than once counts once."""
 
     def __init__(self) -> None:
         self._sums = memoryview(mmap.mmap(-1, 8 * _NUMBERS * _SLOTS)).cast("d")

@@ -1,4 +1,5 @@
-"""A simulated GPU for unmodified programs: with GPU_CHECK_FIRST=pretend.first:begin they call it first."""
+"""A simulated GPU for the unmodified programs that gpu_plan.launch runs: with the environment variable
+GPU_CHECK_FIRST=pretend.first:begin, launch calls `begin` first."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ ABSENT = ("pytest", "click", "yaml", "requests")  # packages that a machine with
 
 
 def begin() -> None:
-    """Simulate the GPU that the variable GPU names, on a machine that has torch and nothing of envbuild's."""
+    """Simulate the GPU that the environment variable PRETEND_GPU names, on a machine that has torch but not envbuild's
+    other dependencies."""
     for name in ABSENT:
         sys.modules[name] = None  # type: ignore[assignment] # an import of it then fails
     install(GPUS[os.environ[GPU]])

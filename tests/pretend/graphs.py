@@ -14,7 +14,8 @@ from .arithmetic import compute
 
 
 class Graph:
-    """Stands in for torch.cuda.CUDAGraph. A replay reads and writes the captured tensors with their current values."""
+    """Replaces torch.cuda.CUDAGraph. A replay reads the current values of the captured tensors, and writes its
+    results."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Sequence[Any], Mapping[str, Any], Any]] = []
@@ -22,7 +23,7 @@ class Graph:
 
     def keep(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record an operation over host tensors, and its result. Raises torch's error for an operation that a graph
-        cannot contain."""
+        cannot contain, and NotImplementedError for one that writes to a tensor from before the capture."""
         if not all(part is None or isinstance(part, torch.Tensor) for part in tree_leaves(result)):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         given = {part.untyped_storage().data_ptr() for part in _tensors((args, kwargs))}
@@ -51,7 +52,7 @@ class Graph:
 
 @contextlib.contextmanager
 def capture(graph: Graph, **_: Any) -> Iterator[None]:
-    """Stands in for torch.cuda.graph."""
+    """Replaces torch.cuda.graph."""
     tensors.here.graph = graph
     try:
         yield

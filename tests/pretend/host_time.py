@@ -79,7 +79,8 @@ def of_probe(frame: Frame, beyond: float) -> Spent:
 
 
 def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
-    """Return the wall time of probes that run in the scheduler's pairs, if each takes as long as alone."""
+    """Return the wall time of probes that run at most two at a time, as the scheduler pairs them on two processors, if
+    each takes as long as alone."""
     now, left, ends = 0.0, list(probes), dict[str, float]()
     while left:
         for probe in (left[0], *companions(left)):
@@ -109,11 +110,11 @@ def report(begin: Spent, beyond: float, found: Mapping[str, Frame], whole: Spent
         f"{max(paired, total.processor / 2):.1f} s of wall time on 2 cores, calculated from the table.",
         f"- The run with the simulation: {whole.processor:.0f} s of processor time, {whole.wall:.0f} s of wall time.",
         "",
-        "The host's time is that of the probes without the simulation, whose part of every operation is counted",
-        "apart (`tests/pretend/clock.py`). Copies between host and GPU, with what they convert, are the host's.",
-        f"{1e6 * beyond:.1f} µs are taken off for each operation on the GPU: the way from C++ to Python and back,",
-        f"measured before, without {1e6 * LAUNCH:.0f} µs for the launch of a kernel on a real GPU: an assumption.",
-        "Wall time is that of the probe's own process, with what it waits for, while no other works.",
+        "The host's time is the time of the probes without that of the simulation, which is counted separately",
+        "(`tests/pretend/clock.py`). Copies between host and GPU, with their conversions, count as the host's.",
+        f"{1e6 * beyond:.1f} µs are subtracted for each operation on the GPU: the call from C++ to Python and back,",
+        f"measured before, less {1e6 * LAUNCH:.0f} µs, the assumed cost of launching a kernel on a real GPU. Wall time",
+        "is that of the probe's own process, including its waiting, while no other probe runs.",
         "",
         "| probe | processor s | wall s |",
         "|---|---|---|",
@@ -123,7 +124,7 @@ def report(begin: Spent, beyond: float, found: Mapping[str, Frame], whole: Spent
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Host time of level standard on a simulated GPU, by probe.")
-    parser.add_argument("--threads", type=positive, default=os.cpu_count(), help="of the self-test")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count(), help="threads of the self-test")
     threads = parser.parse_args().threads
     begin, beyond = start(), overhead()
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
-"""Replaces Triton and torch.compile: a kernel's source runs program by program on the host, nothing is compiled.
+"""Replaces Triton and torch.compile: a kernel's source runs program by program on the host, and nothing is compiled.
 
-There is as much of Triton's language as the self-test's kernel uses.
+Only those functions of Triton's language exist that the self-test's kernel uses.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _leave_code(folder: str) -> None:
 
 
 def _compile(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-    """Stands in for torch.compile: returns the function itself."""
+    """Replaces torch.compile: returns the function itself."""
     _leave_code("TORCHINDUCTOR_CACHE_DIR")
     return function
 

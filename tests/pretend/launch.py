@@ -25,8 +25,8 @@ TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Build stand-ins for the driver's libraries and a library that the seeds call in this folder; return the variables
-    that name them. Skips the test without gcc."""
+    """Compile into this folder: stand-ins for the driver's libraries, and a library that the seeds call. Return the
+    environment variables that name them. Skips the test if gcc is missing."""
     built = stubs.build(folder / "driver", release=DRIVER)
     return {**built, **seeding.library(folder), "STUB_CUDA": "13000", "STUB_DRIVER": DRIVER}
 

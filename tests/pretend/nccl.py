@@ -1,4 +1,5 @@
-"""Replaces NCCL by gloo, over the host's numbers of the GPU's tensors, and DDP by one sum of the gradients."""
+"""Replaces NCCL by gloo, which gets the host tensors that hold the values of the GPU's tensors, and
+DistributedDataParallel by a module that averages each gradient."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def _held(value: Any) -> Any:
 
 
 class Parallel(torch.nn.Module):
-    """Stands in for DistributedDataParallel: all ranks begin with rank 0's weights, and each gradient becomes the mean
-    over all ranks."""
+    """Replaces DistributedDataParallel: all ranks begin with rank 0's weights, and each gradient becomes the mean over
+    all ranks."""
 
     def __init__(self, module: torch.nn.Module, device_ids: list[int] | None = None) -> None:
         super().__init__()

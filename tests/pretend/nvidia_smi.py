@@ -1,6 +1,7 @@
-"""nvidia-smi for the simulated GPU: `python -m pretend.nvidia_smi OPTION...` answers what gpu_check.py asks.
+"""nvidia-smi for the simulated GPU: `python -m pretend.nvidia_smi OPTION...` answers the queries of gpu_check.py.
 
-The variables GPU and ledger.FOLDER name the GPU and who uses its memory. Clocks and temperature never change.
+The environment variable PRETEND_GPU names the GPU, and PRETEND_LEDGER the folder that has the memory use of each
+process (ledger.py). Clocks and temperature never change.
 """
 
 from __future__ import annotations

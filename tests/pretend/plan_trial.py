@@ -1,11 +1,11 @@
-"""The plan for half an hour on a GPU, whole, on a simulated H100: `make pretend-plan`.
+"""Runs the whole plan for half an hour on a GPU (benchmarks/gpu_check.py) on a simulated H100: `make pretend-plan`.
 
 python tests/pretend/plan_trial.py [--real-sizes]      writes benchmarks/results/gpu_plan_pretended.md; exit 1 if
                                                        anything is wrong
 
-As on a GPU machine that is used from afar: three calls, one for each block, run in a copy of the checkout's files. What
-a call leaves in its folder comes back and lies in benchmarks/results/gpu when the next call begins. A fourth call then
-has nothing to do but the steps that were skipped.
+It runs as on a remote GPU machine: three calls, one for each block, in a copy of the checkout's files. The files that a
+call leaves in its folder are copied to benchmarks/results/gpu of this copy before the next call begins. A fourth call
+then runs only the steps that were skipped.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def rows_of_calls(calls: Sequence[Call]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The plan for half an hour on a GPU, whole, on a simulated one.")
-    parser.add_argument("--real-sizes", action="store_true", help="of every probe, as `make pretend` has them")
+    parser.add_argument("--real-sizes", action="store_true", help="the probes' real sizes, not small ones")
     real = parser.parse_args().real_sizes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -180,9 +180,9 @@ def main() -> int:
             "|---|---|---|---|---|",
             *rows(results),
             "",
-            "Each block is a call of its own, as on a GPU machine that is used from afar. From each at most "
-            f"{MOST_FILES} files of {LARGEST >> 20} MiB come back. The last call runs only what was skipped: the rest "
-            "is complete.",
+            "Each block is a separate call, as on a remote GPU machine, which returns at most "
+            f"{MOST_FILES} files of {LARGEST >> 20} MiB each. The last call runs only the steps that were skipped: the "
+            "others are complete.",
             "",
             "| call | s | files | largest | steps already complete |",
             "|---|---|---|---|---|",

@@ -33,7 +33,7 @@ _Autocast = torch.autocast
 
 
 class Autocast(_Autocast):
-    """Stands in for autocast("cuda") by the host's autocast, with the same casts for products and norms."""
+    """Replaces autocast("cuda") by the host's autocast, which has the same casts for products and norms."""
 
     def __init__(
         self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **options: Any
@@ -83,7 +83,7 @@ class Stream:
 
 
 def _no_grad(mode: bool = True) -> Any:
-    """Stands in for inference_mode."""
+    """Replaces inference_mode."""
     return torch.no_grad() if mode else contextlib.nullcontext()
 
 
@@ -98,7 +98,7 @@ def _update_scale(scale: Any, tracker: Any, found_inf: Any, *factors: Any) -> An
 
 
 def install(gpu: Gpu) -> None:
-    """Simulate this GPU in this thread, and in all processes forked from it."""
+    """Simulate this GPU in this process, and in all processes forked from it."""
     here = tensors.here = Pretended(gpu)
     memory = here.memory
     properties = SimpleNamespace(

@@ -40,7 +40,7 @@ def _also_on_the_cpu(operation: str, device: str, at: Mapping[str, Any]) -> froz
     return _uncomputed_results(operation, device, at).union(*on_host)
 
 
-# For level full, whose size depends on the GPU: a CPU cannot multiply or fill that much.
+# Sizes of levels standard and full that depend on the GPU's memory: a CPU cannot multiply or fill that much.
 SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "SIDE", burn.SIDE_CPU),
     (memory, "CHUNK", memory.CHUNK_CPU),

@@ -1,7 +1,8 @@
 """The tolerance of every product, compared with emulated tensor cores of every generation, healthy and wrong.
 
-A healthy core's error is taken before its sum is rounded to the result's dtype, and over the tolerance without that one
-rounding, which every right result has. A wrong core's is what a probe would see: rounded, over the whole tolerance.
+The error of a healthy core is measured before its sum is rounded to the result's dtype, and divided by the tolerance
+minus the error of this one rounding, which every right result has. The error of a wrong core is the one that a probe
+would see: after the rounding, divided by the whole tolerance.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if hasattr(torch, "float8_e4m3fn"):
 LENGTHS = (64, 256, 1040, 4096, 16384)
 SHAPES = ((24, 24), (1, 40), (64, 8))  # m and n
 SLICES = (2, 4, 8, 16)  # of split-K
-# Fraction bits of a wrong accumulator: those of float16. For bfloat16, whose results would hide this, its own.
+# Fraction bits of a wrong accumulator: the 10 of float16; for bfloat16 its own 7, as rounding its results hides more.
 WRONG_BITS = {"fp16": 10, "bf16": 7, "tf32": 10, "fp8": 10}
 
 
@@ -36,10 +37,10 @@ def cases() -> Iterator[tuple[str, str]]:
 
 
 def wrong(generation: str, kind: str) -> Core:
-    """The generation's core with an accumulator of half precision: its sums are cut, of fp8 each product too.
+    """Return the generation's core with an accumulator of half precision. It cuts the sums; for fp8, also each product.
 
-    Healthy cores add up fp8 products with 13 fraction bits, so that a tolerance that lets them pass lets pass as well
-    what cuts the sums alone to 10: that is seen on large integers only (`misses_large_integers`).
+    Healthy cores add up fp8 products with 13 fraction bits. The tolerance must let them pass, so it also lets a core
+    pass that cuts only the sums, to 10 bits. Only large integers detect such a core (`misses_large_integers`).
     """
     bits, core = WRONG_BITS[kind], CORES[generation][kind]
     return dataclasses.replace(core, aligned=bits if kind == "fp8" else core.aligned, kept=bits)
@@ -68,15 +69,16 @@ def wrong_ratio(generation: str, kind: str, k: int, shape: tuple[int, int] = SHA
 
 
 def float32_ratio(k: int, shape: tuple[int, int] = SHAPES[0], tf32: bool = False) -> float:
-    """Return the same ratio for float32 sums without tensor cores, element by element; `tf32`: wrongly with TF32."""
+    """Return the ratio of `healthy_ratio` for float32 products without tensor cores; `tf32`: wrongly with TF32."""
     a, b, exact = _factors("fp32", k, shape)
     got = product(cut_to_tf32(a), cut_to_tf32(b)) if tf32 else product(a, b)
     return _beyond((got.double() - exact).abs(), exact, tolerances.gemm(exact, exact, k, torch.float32), "fp32")
 
 
 def split_ratio(generation: str, slices: int, k: int) -> float:
-    """A float16 convolution's sum by split-K, each slice rounded to float16 and added up in it, over
-    tolerances.half_sums without the last rounding."""
+    """Return the ratio of error to tolerance of a float16 convolution's sum by split-K: each slice is rounded to
+    float16, and so is each partial sum of the slices. The tolerance is tolerances.half_sums without the last
+    rounding."""
     a, b, exact = _factors("fp16", k, SHAPES[0])
     core = CORES[generation]["fp16"]
     parts = zip(a.chunk(slices, 1), b.chunk(slices, 0), strict=True)
@@ -87,8 +89,8 @@ def split_ratio(generation: str, slices: int, k: int) -> float:
 
 
 def attention_ratio(generation: str, kind: str, length: int, depth: int, sums: Core | None = None) -> float:
-    """A fused attention kernel's error over tolerances.attention_floor, both with the roundings that are part of it.
-    `sums`: the core of the second product, where it is a wrong one."""
+    """Return the ratio of a fused attention kernel's error to tolerances.attention_floor. Both include the roundings
+    inside the kernel and of its result. `sums`: a wrong core that computes the second product."""
     dtype, core = DTYPES[kind], CORES[generation][kind]
     q, k = (hashed_inputs.signed((length, depth), seed).to(dtype) for seed in (31, 32))
     v = hashed_inputs.uniform((length, depth), seed=33).to(dtype)

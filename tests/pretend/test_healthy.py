@@ -1,8 +1,8 @@
 """Every probe passes on a simulated healthy GPU, by its path for GPUs, within the memory that GPUs have.
 
-The slice of CI: an H100, on which every kernel exists, at level standard with small sizes and a fifth of the sampled
-cases, and a T4, which lacks most and has the least memory, at level quick with the real ones. The other GPUs lie
-between; `make pretend` runs all eight at level standard with the real sizes and all cases.
+These tests run a part of `make pretend`: an H100, which has every kernel, at level standard with small sizes and a
+fifth of the sampled cases, and a T4, which lacks most kernels and has the least memory, at level quick with the real
+sizes. `make pretend` runs all eight GPUs at level standard with all cases, and the H100 and the T4 with the real sizes.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from pretend.sizes import FEW, SHORT
 
 Result = dict[str, dict[str, Any]]
 NAMES = list(probe_catalogue_reader.known_probes())
-ASKED = ["burn", "memory", "fingerprint"]  # in addition to the level's; dist.nodes needs several machines
+ASKED = ["burn", "memory", "fingerprint"]  # probes in addition to the level's; dist.nodes needs several machines
 ATTENTION = ["attention.math", "attention.efficient"]
 
 

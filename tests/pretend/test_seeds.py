@@ -1,7 +1,7 @@
 """Seeded faults on the paths for GPUs, on a simulated H100: caught there too.
 
-The slice of CI has one seed of each probe and those whose path differs on a GPU: memory that ends, half types in place
-of float32, kernels that a GPU alone has. `make pretend` runs all.
+SLICE has at least one seed of each probe, and the seeds whose path differs on a GPU: exhausted memory, half types
+instead of float32, kernels that only a GPU has. `make pretend` runs all seeds.
 """
 
 from pathlib import Path

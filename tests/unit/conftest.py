@@ -16,13 +16,13 @@ import pytest
 _FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
 _NUMBERS = itertools.count()
-# What these cache depends on the facts alone, or has the site's files as its key.
+# Modules whose caches are kept: their content depends only on the facts, or the site's files are their key.
 _FIXED = ("envbuild.facts.", "envbuild.explain.", "envbuild.testrun.selftest_job")
 
 
 @functools.cache
 def _remembering(module: ModuleType) -> list[Any]:
-    """Yield the functions of a module that cache their results."""
+    """Return the functions of a module that cache their results."""
     return [value for value in vars(module).values() if hasattr(value, "cache_clear")]
 
 

@@ -23,7 +23,8 @@ def command_of(arguments: Sequence[str]) -> str | None:
 
 
 def require_valid(arguments: Sequence[str], document: Mapping[str, Any]) -> None:
-    """Raise AssertionError, naming what differs, unless the document is as the schema of its command says."""
+    """Raise AssertionError with the differences if the document does not match the schema of its command. The document
+    of a command without a schema is not checked."""
     command = command_of(arguments)
     if command is None:
         return

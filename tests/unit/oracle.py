@@ -19,8 +19,8 @@ EXPANDED = "\N{REPLACEMENT CHARACTER}expanded"
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction. `arguments`: those of the JSON form; for ENV and LABEL, names and values in turn; else the
-    words."""
+    """An instruction. `form`: how it is written: "json", "pairs" (ENV and LABEL), "words" or "directive". `arguments`:
+    the strings of the JSON form, names and values in turn of pairs, else the words."""
 
     keyword: str
     flags: tuple[str, ...]

@@ -1,6 +1,7 @@
-"""Regenerate the golden locks, Dockerfiles, scripts and manifests: `python -m unit.regenerate` in tests/.
+"""Regenerate the golden locks, Dockerfiles, exports, scripts, manifests and error texts: `python -m unit.regenerate` in
+tests/.
 
-See the diff.
+Review the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def error_text(folder: Path) -> str:
-    """Return the error text of an invalid profile: the message, each fault, the hint."""
+    """Return the error text of an invalid profile: the message, each fault, the hint; "no fault" for a valid one."""
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -22,7 +22,8 @@ from unit.served import served
 
 @dataclass
 class Registry:
-    """`lies`: path -> (status, headers, body) of an answer given instead. `referrers`: whether it has that API."""
+    """`lies`: path -> (status, headers, body) of a response that is sent instead of the right one. `referrers`: whether
+    it has the referrers API."""
 
     user: str = ""
     password: str = ""
@@ -33,14 +34,14 @@ class Registry:
     refuse: str = ""  # a pattern of requests to refuse, such as "PUT /v2/.*/manifests/verified"
     cut: int = 0  # this many uploads end half-way: the connection is closed
     parts: bool = True  # whether it accepts a blob in parts
-    cut_parts: list[int] = field(default_factory=list)  # of the next parts: bytes after which the connection ends
+    cut_parts: list[int] = field(default_factory=list)  # for each of the next parts: bytes until the connection ends
     sent: list[tuple[str, int]] = field(default_factory=list)  # digest of a blob, bytes of it that were sent
-    ranges: bool = True  # whether it sends the rest of a blob only, if asked for it
-    part_limit: int | None = None  # bytes of a blob that one response has at most, as if they were all
-    content_range: str | None = None  # sent with the rest of a blob instead of the right one
-    cut_blobs: list[int] = field(default_factory=list)  # of the next blobs: bytes after which the connection ends
+    ranges: bool = True  # whether it answers a range request with only the requested rest of a blob
+    part_limit: int | None = None  # most bytes of a blob in a response, whose Content-Length is that of these bytes
+    content_range: str | None = None  # Content-Range header of a range response, instead of the right one
+    cut_blobs: list[int] = field(default_factory=list)  # for each of the next blobs: bytes until the connection ends
     sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
-    mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # blobs of other repositories
+    mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # other repository -> digest -> blob
     lengths: list[str | None] = field(default_factory=list)  # Content-Length of uploads
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -215,7 +216,8 @@ def serving(registry: Registry) -> Iterator[Registry]:
 
 
 def docker_login(folder: Path, monkeypatch: pytest.MonkeyPatch, **logins: str) -> None:
-    """Write docker's config.json: host -> "user:password". Hosts are a mapping, because they may contain colons."""
+    """Write docker's config.json. `logins`: host -> "user:password", passed as **{host: ...} because a host may contain
+    a colon."""
     folder.mkdir(parents=True, exist_ok=True)
     auths = {host: {"auth": base64.b64encode(secret.encode()).decode()} for host, secret in logins.items()}
     (folder / "config.json").write_text(json.dumps({"auths": auths}), encoding="utf-8")

@@ -18,8 +18,8 @@ def layer(**files: str) -> bytes:
 
 
 def tar(files: Iterable[tuple[str, str]], **attributes: Any) -> bytes:
-    """Return a tar of names and contents, in that order; "-> x" is a hard link to x. `attributes`: set in each
-    header."""
+    """Return a tar of files with these names and contents. The content "-> x" makes a hard link to x, and "run" an
+    executable file. `attributes`: set in each header."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files:
@@ -37,7 +37,8 @@ def tar(files: Iterable[tuple[str, str]], **attributes: Any) -> bytes:
 
 
 class Engine:
-    """An engine with a built image. `saves`: the layers in what it saves; `ends`: after how much it fails."""
+    """A simulated engine with a built image. `saves`: changes a layer when it is saved; `ends`: the number of bytes
+    after which the saved tar is cut off."""
 
     saves: Callable[[bytes], bytes] = staticmethod(bytes)
     ends: int | None = None

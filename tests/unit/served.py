@@ -1,4 +1,4 @@
-"""A server for a test, which answers in a thread."""
+"""Runs a server for a test in a thread of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile that was built and verified, an engine that can only push, and a registry to push to."""
+"""A profile that was built and verified, a simulated engine that has its image, and a registry to push to."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ SECRET = "correct horse battery staple"
 
 @dataclasses.dataclass
 class Engine:
-    """Pushes its configured images to a registry. `instead`: what arrives there instead. `layer`: what it saves."""
+    """A simulated engine with one image, which `push` writes to the registry without its layers. `instead`: an image
+    configuration that is pushed instead of `config`; `layer`: the content of the layer in a saved image."""
 
     registry: Registry
     image: Image
@@ -198,7 +199,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
 
 @contextlib.contextmanager
 def pushed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Like `proved`; the image is then signed with the key of team.pub and pushed to team/sample."""
+    """Like `proved`; then the image is pushed to team/sample, with evidence signed by the key of team.pub."""
     Path("team.pub").write_bytes(new_key(monkeypatch).pem)
     with proved(project, monkeypatch) as found:
         assert found.push().code == 0
@@ -206,7 +207,7 @@ def pushed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def new_key(monkeypatch: pytest.MonkeyPatch) -> keys_and_signatures.PublicKey:
-    """Create a key pair, which signs from now on."""
+    """Create a key pair, configure it as the signing key, and return its public key."""
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
     monkeypatch.setenv("ENVBUILD_SIGNING_KEY", keys_and_signatures.generate(SECRET)[0].decode())
     signer = keys_and_signatures.configured_signer()

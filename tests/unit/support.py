@@ -62,14 +62,14 @@ def sha(text: str) -> str:
 
 
 def as_yaml(data: Mapping[str, Any]) -> str:
-    """Encode as JSON, which is valid YAML; odd characters are escaped, and surrogates, which YAML refuses, do not
-    occur."""
+    """Encode as JSON, which is valid YAML. Characters from U+007F to U+FFFF are escaped. Those above are not: JSON's
+    escape for them is a pair of surrogates, which YAML refuses."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     return re.sub("[\x7f-\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def write_profile(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Path:
-    """A profile as a file of a project."""
+    """Write a profile to a file of a project, and return its path."""
     file = folder / "profiles" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(as_yaml(data), encoding="utf-8")
@@ -185,7 +185,7 @@ def image_of(handle: str = "1") -> Image:
 
 
 def write_tar(file: Path, members: Mapping[str, bytes | Mapping[str, Any]], mode: str = "w:gz") -> str:
-    """A tar; each member is its content, or what its header says of it. Returns its sha256."""
+    """Write a tar, and return its sha256. The value of a member is its content, or the attributes of its header."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, mode) as tar:  # type: ignore[call-overload]
         for name, about in members.items():
@@ -212,7 +212,8 @@ def write_wheel(
     extras: Sequence[str] = (),
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """Write a small, valid wheel that installs these files, and one module unless they are a package of its name."""
+    """Write a small wheel with an empty RECORD. It installs `files`, and also a module with its name and this content,
+    unless `files` has a package with its name."""
     stem = f"{name.replace('-', '_')}-{version}"
     lines = [
         "Metadata-Version: 2.1",
@@ -247,7 +248,8 @@ class Index:
     user: str = ""
     password: str = ""
     spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> content that is served instead
-    cut: dict[str, int] = field(default_factory=dict)  # name -> how many times half of its file, or page, is sent
+    # name of a file -> how many times only half of it is sent; of a project's page, always only half is sent
+    cut: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
     metadata: Mapping[str, str] = field(default_factory=dict)  # file name -> the sha256 of its metadata on its page
     ranges: bool = False  # whether range requests are supported
@@ -366,8 +368,8 @@ def serving(index: Index) -> Iterator[Index]:
 
 @contextlib.contextmanager
 def serving_locked(project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """Return the configured index, with every wheel that the profile `sample` of `project` has locked. `folder`: that
-    of the wheels."""
+    """Lock the profile `sample` of `project`, write the locked wheels to `folder`, and serve them as the configured
+    index."""
     quick_pip(monkeypatch)
     made = lock_for(plan_of(project, PROFILE))
     real = []
@@ -382,8 +384,8 @@ def serving_locked(project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return `pip config list` of only the environment variables, without starting pip; one test of the index starts
-    the real one."""
+    """Replace `pip config list` by a list of only the environment variables, without starting pip. One test of the
+    index starts the real pip."""
 
     def listed(argv: Sequence[str], timeout: float) -> Completed:
         names = [name for name in os.environ if name.startswith("PIP_")]
@@ -412,7 +414,8 @@ class CommandResult:
 
 
 def envbuild(*arguments: str) -> CommandResult:
-    """The command line in this process. What it does not catch, and a user would see as a traceback, is raised."""
+    """Run a command line in this process. An error that it does not catch, for which a user would see a traceback, is
+    raised."""
     before, handler = sys.argv, signal.getsignal(signal.SIGTERM)
     out, err = io.StringIO(), io.StringIO()
     sys.argv = ["envbuild", *arguments]
@@ -430,7 +433,7 @@ def envbuild(*arguments: str) -> CommandResult:
 
 
 def _end_log() -> None:
-    """Remove what -v or ENVBUILD_LOG added: it would log what later tests do."""
+    """Remove the log handlers that -v or ENVBUILD_LOG added: they would log later tests."""
     log = logging.getLogger("envbuild")
     for handler in list(log.handlers):
         log.removeHandler(handler)

@@ -1,4 +1,5 @@
-"""The benchmark of builds, without an engine: its page, its memory measurement, and the order of its builds."""
+"""The benchmark of builds, without an engine: its page, its memory measurement, the order of its builds, and how the
+benchmark programs end."""
 
 from __future__ import annotations
 
@@ -48,6 +49,16 @@ def page(**changes: float) -> str:
 )  # fmt: skip
 def test_the_page_says_what_a_file_took_as_far_as_it_was_measured(speeds: dict[str, float], expected: str) -> None:
     assert expected in page(**speeds)
+
+
+def test_the_bytes_that_a_build_writes_are_those_of_its_wheels_and_layers() -> None:
+    """The engine writes the layers of a loaded image to a temporary folder, and then unpacks them."""
+    cases = {"size": {"envbuild": {"image": [5e9]}}}
+    lines = list(table.streamed({"cases": cases, "disk": 1e9, "fetched": 3e9}))
+    assert [line.split("|")[2:4] for line in lines if line.startswith("| envbuild")] == [
+        [" 13.00 ", " 13.0 "],
+        [" 10.00 ", " 10.0 "],
+    ]
 
 
 def test_a_file_is_timed_new_flushed_and_in_place(tmp_path: Path) -> None:
@@ -118,15 +129,15 @@ from options import program
 def main():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]):
         print(flush=True)
-        if sys.argv[2:]:  # the signal comes in a callback of the collector, where Python drops what is raised
+        if sys.argv[2:]:  # the signal comes in a callback of the garbage collector, where Python drops exceptions
             gc.callbacks.append(lambda phase, info: (gc.callbacks.clear(), time.sleep(60)))
             gc.collect()
         try:
             time.sleep(60)
-        except (Exception, SystemExit):  # as those have that go on after a fault
+        except (Exception, SystemExit):  # as in programs that continue after an error
             print("a fault")
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell has it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
 program(main)
 """
 
@@ -183,7 +194,7 @@ def test_processes_of_the_benchmark_end_before_it_does(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, kept)
     assert all((tmp_path / f"ended-{name}").exists() for name in made)
-    assert not (tmp_path / f"{os.getpgrp()}-group").exists(), "a terminal's Ctrl-C comes to them, too, as a signal more"
+    assert not (tmp_path / f"{os.getpgrp()}-group").exists(), "in this process group, Ctrl-C would signal them twice"
 
 
 PROGRAMS = [

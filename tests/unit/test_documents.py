@@ -1,7 +1,8 @@
 """The documents: links lead somewhere, every command has the options that it is shown with, and commands run.
 
 A command that needs an engine, a GPU, a cluster or a network is not run here: `RUN_ELSEWHERE` names the test that runs
-such a command, `NOT_RUN` the reason why no test does. Its own parser checks its options.
+such a command, or `NOT_RUN` gives the reason why no test does. The parser of each command checks the options, also of
+commands that are not run here.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ RUN_ELSEWHERE = {
         "tests/unit/attest/test_image_verifier.py::test_a_policy_is_a_file"
     ),
 }
-# The beginning of a command -> why no test runs such a command. A skipped test shows each.
+# The beginning of a command -> why no test runs such a command. For each, a test is skipped with this reason.
 NOT_RUN = {
     "export oci": "needs mmdebstrap and gigabytes of packages; test_layout_export.py tests the layout that it writes",
     "install": "needs the wheels of h20; test_lock_installer.py tests the installer without the command line",
@@ -252,7 +253,7 @@ def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_THEIR_TIME and any(lines(page))])
 def test_commands_run(page: str, folder: Path) -> None:
-    """All in one folder, in the order of the page."""
+    """All commands of a page run in one folder, in the order of the page."""
     for line in lines(page):
         if beginning(line, RUN_ELSEWHERE) or beginning(line, NOT_RUN):
             continue

@@ -106,7 +106,7 @@ def test_runs_side_by_side_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_killed_leaves_what_it_saw_and_is_resumed(tmp_path: Path) -> None:
-    """It is killed from outside: the running step is begun again, the completed ones are not."""
+    """The plan is killed from outside. The second call runs the interrupted step again, and not the completed one."""
     code = """
 import sys, time, tempfile
 from pathlib import Path
@@ -153,7 +153,7 @@ sys.exit(gpu_check.code(steps, results))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["block-1.jsonl", "page.md", "resumed"]
 
 
-# It leaves a process in a separate session, like that of a probe, which ignores all signals that can be ignored.
+# A program that forks a child in a separate session, as the self-test does with a probe. Both ignore these signals.
 STUBBORN = """
 import os, signal, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM): signal.signal(number, signal.SIG_IGN)
@@ -262,7 +262,7 @@ def test_results_that_no_longer_fit_fail_the_step(bench: Bench, monkeypatch: pyt
 
 
 def test_the_plan_fits_its_blocks_and_the_tool() -> None:
-    """All steps of a block end in time except the last, which uses the remaining time. At most 8 files are returned."""
+    """The limits of all steps of a block but the last leave 50 s for the last. At most 8 files are returned."""
     for block in (1, 2, 3):
         *before, last = [item for item in steps.STEPS if item.block == block]
         assert sum(item.limit for item in before) + 50 <= BLOCK_SECONDS, last.name
@@ -384,7 +384,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     return write
 
 
-# Instead of running the control and the probes, it writes the log that --log-file names.
+# A compute-sanitizer that writes a given log to the file of --log-file. It runs the probes, but not the control.
 SANITIZER = """while [ "$1" != --log-file ]; do shift; done
 case "$*" in
 *out_of_bounds*) printf '%s' "{control}" > "$2" ;;
@@ -509,7 +509,8 @@ def test_a_map_of_chains_is_put_into_a_line(chains: dict[str, Any], line: str) -
     assert steps.chains({**measured, **chains}).startswith(head + line)
 
 
-# A self-test with a probe in a separate session that holds its pipe; its action at SIGTERM follows.
+# A self-test with a probe in a separate session, which does not keep the self-test's stdout open. ENDING is replaced by
+# what the self-test does at SIGTERM.
 TERMINATED = """
 import os, signal, sys, time
 child = os.fork()

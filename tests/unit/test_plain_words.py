@@ -29,7 +29,7 @@ def seeded(folder: Path, text: str, name: str = "module.py") -> subprocess.Compl
 def test_an_idiom_fails(tmp_path: Path, name: str) -> None:
     done = seeded(tmp_path, f"# the first line\n# a file {IDIOM} another\n", name)
     assert (done.returncode, done.stdout.startswith(f"{name}:2: '{IDIOM}': write ")) == (1, True)
-    assert done.stderr == "1 idioms. CONTRIBUTING.md says how we write.\n"
+    assert done.stderr == "1 idioms: reword these lines. RULES in scripts/plain_words.py has all idioms.\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files of the first release stay readable with the same verdict; files of a later one are refused clearly."""
+"""Files of the first release stay readable with the same verdict; files of a future release are refused clearly."""
 
 from __future__ import annotations
 
@@ -170,7 +170,8 @@ def test_a_later_lock_is_refused(tmp_path: Path) -> None:
 
 
 def later(state: Path) -> Path:
-    """A record of the next format next to the old one, as written by a newer envbuild of the same user."""
+    """Add a record of format 2 to the folder of the old one, as a newer envbuild of the same user would, and return its
+    statement."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
     raw = json.dumps(record).encode()
@@ -249,7 +250,7 @@ def test_a_later_word_of_a_trusted_key_is_not_outweighed(
     assert image_verifier.verify_at(saved, place, both, (), NOW).verified
     assert [reason.id for reason in image_verifier.verify_at(saved, place, both, (envelope,), NOW).reasons] == ["newer"]
     assert image_verifier.verify_at(saved, place, Policy((key(),)), (envelope,), NOW).verified, (
-        "of a key that nobody trusts"
+        "a statement of an untrusted key is ignored"
     )
 
 

@@ -1,5 +1,5 @@
 """docs/security.md and tests/attacks/README.md: every test that they name exists. In docs/security.md, everybody who
-may be hostile has a test, and every dependency its reason and its hash."""
+may be hostile has a test, and every dependency has a reason; requirements.txt has a hash for each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
 def cells(text: str) -> list[list[str]]:
-    """Return the cells of the only table in a text, without its header."""
+    """Return the rows of the only table in a text as cells, without its header."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Return the cells of the only table below a heading."""
+    """Return the rows of the only table below a heading as cells, without its header."""
     return cells(PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
 
 

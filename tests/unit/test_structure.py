@@ -1,4 +1,5 @@
-"""Tests of the layers: which package may import which, and which may print, exit, or start a process."""
+"""Tests of the structure of the code: which package may import which, and which may print, exit, or start a process;
+names, sizes and docstrings of modules."""
 
 from __future__ import annotations
 
@@ -268,8 +269,8 @@ def import_all(names: Iterable[str]) -> dict[str, str]:
 
 
 def test_every_module_can_be_imported() -> None:
-    """As no import is circular, a module can then also be imported first. A program of the self-test imports none of
-    the other modules."""
+    """As no import is circular, each module can then also be imported first. The self-test's modules and the others
+    are imported in separate processes, because no program imports both."""
     with_torch = SELFTEST if importlib.util.find_spec("torch") else ()
     assert import_all(with_torch) == import_all(REST) == {}
 

@@ -1,7 +1,7 @@
 # Compiles the extensions of the lock sha256:ef27c4dd90a243912ae7c92cdba742ef626678530022cca6882dd75bcd583735.
-# Its build context is made by `envbuild build`: bin/ (uv and the installer), debs/, base.tar; and a context wheels-<layer>
-# for each folder of wheels, so that one comes while the wheels of another are installed.
-# No step has network; every file is checked against the lock's sha256; every time is 1704067200.
+# `envbuild build` creates its build contexts: one with bin/ (uv and the installer), debs/ and base.tar, and a context
+# wheels-<layer> for each layer of wheels, so that one is transferred while the wheels of another are installed.
+# No step has network; every file is checked against the lock's sha256; every new modification time is 1704067200.
 FROM scratch AS builder
 ADD base.tar /
 

@@ -1,7 +1,7 @@
 # Compiles the extensions of the lock sha256:7571903b09d561d6d90761b86213de256fb714f9721fe89cea90f50af4daaf28.
-# Its build context is made by `envbuild build`: bin/ (uv and the installer), debs/, base.tar; and a context wheels-<layer>
-# for each folder of wheels, so that one comes while the wheels of another are installed.
-# No step has network; every file is checked against the lock's sha256; every time is 1704067200.
+# `envbuild build` creates its build contexts: one with bin/ (uv and the installer), debs/ and base.tar, and a context
+# wheels-<layer> for each layer of wheels, so that one is transferred while the wheels of another are installed.
+# No step has network; every file is checked against the lock's sha256; every new modification time is 1704067200.
 FROM registry.example:5000/team/python@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa AS builder
 USER 0
 ENTRYPOINT []
