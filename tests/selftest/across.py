@@ -1,4 +1,4 @@
-"""Runs the real dist.nodes on a machine whose ranks die in the broadcast if the variable SEED says so."""
+"""Runs the real dist.nodes. With the environment variable SEED=dies, the ranks of this machine die in the broadcast."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A probe of a level, and two that run only on request: the fingerprint, and one of a wrong kernel."""
+"""A probe of a level, and two that run only on request: the fingerprint, and the fingerprint of a wrong kernel."""
 
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,8 @@
 """Runs a module's PROBES through the real harness: `python -m selftest.driver MODULE JOB FILE`.
 
-JOB is a job document as JSON; the frames go to FILE. With ENVBUILD_TEST_PROFILE set, the last line of stdout lists what
-the parent called of torch while the harness ran.
+JOB is a job document as JSON; the frames go to FILE. With ENVBUILD_TEST_PROFILE set, the last line of stderr is a JSON
+document: `calls`, torch's functions that the parent process called while the harness ran, and `threads`, the number of
+its threads.
 """
 
 import importlib

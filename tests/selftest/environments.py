@@ -1,5 +1,5 @@
-"""Small environments that look to the loader like those of torch for CUDA, and can be spoiled: wheels with RECORDs, and
-libraries built here with the sonames, RPATH and RUNPATH of the real ones.
+"""Small environments that look to the loader like those of torch for CUDA, with faults on request: wheels with RECORDs,
+and libraries built here with the sonames, RPATH and RUNPATH of the real ones.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def libtorch_cuda(needed: Sequence[str]) -> bytes:
     return built(_ARCH, "libtorch_cuda.so", f"-Wl,--disable-new-dtags,-rpath,{rpath}", *flags, linked=linked)
 
 
-# A module by hand, since the headers of Python may not be there: PyModuleDef as long words, its name the sixth.
+# An extension module without Python's headers, which may be missing: PyModuleDef is written as 13 long integers, of
+# which the sixth is the name.
 _MODULE = """
 #include <stdlib.h>
 extern void *PyModule_Create2(void *, int);
@@ -113,8 +114,8 @@ void *PyInit_{name}(void) {{ {first}; return PyModule_Create2(definition, 1013);
 
 @functools.cache
 def extension(name: str, *architectures: str, more: str = "", first: str = "", needs: str | None = None) -> bytes:
-    """Build a module against torch, with this device code. `first`: its first statement; `needs`: a library that it
-    requires."""
+    """Build an extension module linked to torch's library, with code for these GPUs. `more`: further C definitions;
+    `first`: the first statement of its initialization; `needs`: the soname of a library that it requires."""
     source = _MODULE.format(name=name, code=",".join(map(str, container(*architectures))), more=more, first=first)
     if not architectures:
         source = "\n".join(line for line in source.splitlines() if ".nv_fatbin" not in line)

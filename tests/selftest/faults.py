@@ -1,4 +1,4 @@
-"""Probes that fail in every way a process can; each fault is real."""
+"""Probes that fail in every way in which a process can fail, by real faults, and some that pass or are skipped."""
 
 import ctypes
 import os
@@ -135,7 +135,7 @@ def noise(context: Context) -> None:
 
 
 def forged(context: Context) -> None:
-    """Writes frames of this very run wherever it can: to stdout, and to every descriptor that is not a pipe."""
+    """Writes a frame with the nonce of this run to descriptors 0 to 2, and to every other one that is not a pipe."""
     body = b'{"kind":"end","probes":1,"passed":1,"failed":0,"skipped":0}'
     line = b"ENVBUILD %s 0 %08x %s\n" % (context.job.nonce.encode(), zlib.crc32(body), body)
     for link in list(Path("/proc/self/fd").iterdir()):

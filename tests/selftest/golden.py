@@ -1,6 +1,7 @@
-"""The integer results of gemm.exact in Python's own integers: no torch, and none of the self-test's code.
+"""Computes the integer results of gemm.exact with Python's own integers, without torch and without code of the
+self-test.
 
-Run it to print the hashes that `envbuild/selftest/probes/gemm/gemm_exact_and_accuracy.py` carries.
+Run it to print the hashes that `envbuild/selftest/probes/gemm/gemm_exact_and_accuracy.py` contains.
 """
 
 import hashlib

@@ -76,7 +76,8 @@ def card(
     operations: Operations = OPERATIONS,
     cards: Callable[[], Any] | None = None,
 ) -> Probe:
-    """Run env.arch on a GPU that the CPU simulates, with a torch of a different release and list of architectures."""
+    """Return a probe: env.arch on a GPU that the CPU simulates, with a torch that reports this release and these
+    architectures."""
 
     def function(context: Context) -> None:
         cuda: Any = torch.cuda
@@ -94,8 +95,8 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore"
 
 
 def occupied(seed: str, mode: str, free: int = 0) -> Probe:
-    """Run init.alloc at level standard on a GPU that the CPU simulates, in a compute mode; `free` of the processes that
-    start at the same time may use it."""
+    """Return a probe: init.alloc at level standard on a GPU that the CPU simulates. `mode`: the GPU's compute mode, as
+    NVML reports it; `free`: how many of the processes that start at the same time may use the GPU."""
     (real,) = (probe for probe in REAL if probe.name == "init.alloc")
 
     def function(context: Context) -> None:

@@ -30,7 +30,8 @@ REAL_DIST: Any = torch.distributed
 
 
 class Here:
-    """The place of this process: its rank, its member (a GPU's index, or a number) and all members of its world."""
+    """The place of this process in its world: its rank, its member (a GPU's index; on a CPU, a number), and all members
+    of the world."""
 
     member, rank, members = -1, -1, ()
 
@@ -43,7 +44,7 @@ HERE = Here()
 
 
 def knowing_its_place(work: Call) -> Call:
-    """Wrap rank_processes._work so that the process knows its world and rank."""
+    """Wrap rank_processes_and_faults._work so that HERE has the world and the rank of the process."""
 
     def made(world: World, rank: int, *rest: Any) -> forked_work.Work:
         def run(tell: forked_work.Tell) -> None:
@@ -56,7 +57,8 @@ def knowing_its_place(work: Call) -> Call:
 
 
 def seed(name: str, owner: Any, attribute: str, wrong: Callable[[Call], Call], where: Where, **limits: Any) -> Probe:
-    """Run dist.staged with `owner.attribute` made wrong for the ranks for which `where` holds."""
+    """Return a probe: dist.staged with `owner.attribute` replaced by a wrong function in the ranks for which `where` is
+    true. `limits`: values of dist_staged's constants."""
 
     def function(context: Context) -> None:
         right = getattr(owner, attribute)
@@ -134,7 +136,7 @@ def narrow(right: Call) -> Call:
 
 
 def late_period(right: Call) -> Call:
-    """One element off, far behind in half-precision tensors that are larger than a block."""
+    """Change the last element of a float16 matrix that has more than 2^17 elements."""
 
     def seeded(values: torch.Tensor, *args: Any, **options: Any) -> Any:
         work = right(values, *args, **options)
@@ -250,7 +252,7 @@ def together(here: Here) -> bool:
 
 INIT = "init_process_group"
 PROBES = (
-    # Amphion: one works, several die; Step-Video: one and two work, four do not
+    # as in public reports: one rank works and several die (Amphion); one and two work, four do not (Step-Video)
     seed("all-die", REAL_DIST, INIT, segv, together),
     seed("four-die", REAL_DIST, INIT, segv, lambda here: here.size == 4 and here.rank == 3, PROCESSES=4),
     seed("one-dies-alone", REAL_DIST, INIT, segv, lambda here: here.member == 1),

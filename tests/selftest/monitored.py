@@ -1,4 +1,5 @@
-"""Probes during which the driver of stubs.py reports something, and those that start CUDA while another one works."""
+"""Probes during which the simulated driver of stubs.py reports something, and probes that start CUDA while another
+probe works."""
 
 import os
 import time

@@ -1,5 +1,5 @@
-"""Which advisories are shown to be named, and by what. All others are in docs/unproved.md; a test of
-tests/unit keeps it so. No torch is imported."""
+"""The advisories for which a test shows that `envbuild test` names them, and the failure in that test. All other
+advisories with a probe are listed in docs/unproved.md (tests/unit/test_unproved.py). Imports no torch."""
 
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ WORLDS: dict[str, World] = {
     "nccl-4090-p2p": World("2.26.5", "hang", "init", "NCCL_P2P_DISABLE=1", ("8.9", "8.9"), "NVIDIA GeForce RTX 4090"),
 }
 
-# Results in the words of a probe, for failures that a CPU cannot simulate.
+# Results as a probe reports them, for failures that a CPU cannot simulate.
 RECORDED: dict[str, dict[str, Any]] = {
     "conv3d-bf16": {
         "probe": "conv",

@@ -1,9 +1,11 @@
-"""The code of each probe against its version: envbuild/selftest/probes/versions.json says which evidence still counts.
+"""Compares the code of each probe with the code recorded for its version (envbuild/selftest/probes/versions.json).
+Evidence counts as long as the versions of its probes stay the same.
 
 python tests/selftest/probe_versions.py      raise the version of each probe whose code changed, and record the code
 
-A probe's code is the module of its function and all that this imports of the self-test, without the harness; that is a
-row of its own, "harness". Comments, docstrings and the lines where things stand are left out.
+A probe's code is the module of its function and all modules of the self-test that it imports, directly or indirectly,
+without the harness. The harness has a version of its own, "harness". Comments, docstrings and line numbers are not part
+of the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads frames as a strict host would, and starts the self-test in processes of its own."""
+"""Reads frames as a strict host would, and starts the self-test in separate processes."""
 
 import json
 import os
@@ -55,7 +55,8 @@ def start(module: str, document: Frame, path: Path, **extra: str) -> "subprocess
 
 
 def run(module: str, document: Frame, path: Path, **extra: str) -> tuple[list[Frame], int, bytes]:
-    """Run it; return the frames, the exit status and the text on stderr. stdout must stay empty."""
+    """Run a harness over a module of fake probes; return the frames, the exit status and the text on stderr. stdout
+    must stay empty."""
     with start(module, document, path, **extra) as process:
         out, err = process.communicate(input=b"not for probes", timeout=600)
     assert out == b"", out

@@ -10,13 +10,14 @@ from .reading import Frame, job, outcomes, run
 
 # `divide` by zero makes the processor raise SIGFPE, as in cuBLAS's heuristic.
 _LIBRARY = "int one(void) { return 1; }\nint divide(int a, int b) { return a / b; }\n"
-_PATIENCE = {"gemm.exact:hangs": 2}
+_PATIENCE = {"gemm.exact:hangs": 2}  # seed -> time limit in seconds
 _MEMORY_MB = 6000  # limit for a leak
 
 
 def library(folder: Path) -> dict[str, str]:
-    """A site-packages folder with a compiled library of torch's family that is not the one its RECORD lists: the
-    variables that name them. Raises FileNotFoundError without gcc.
+    """Compile a library into a site-packages folder, as a file of the distribution torch_extra, whose RECORD has the
+    hash of a different file. Return the environment variables that name the folder and the library. Raises
+    FileNotFoundError if gcc is missing.
     """
     compiler = shutil.which("gcc")
     if compiler is None:
@@ -36,7 +37,7 @@ def library(folder: Path) -> dict[str, str]:
 
 
 def kernels(folder: Path) -> dict[str, Frame]:
-    """Seed -> what the self-test says of it, for every wrong (and right) kernel of seeds."""
+    """Return seed -> the self-test's result, for every wrong (and right) kernel of seeds."""
     document = job(threads=2, timeouts=_PATIENCE, memory_mb=_MEMORY_MB)
     frames, status, _ = run("seeds", document, folder / "kernels", **library(folder))
     assert status == 5
@@ -44,21 +45,21 @@ def kernels(folder: Path) -> dict[str, Frame]:
 
 
 def operations(folder: Path) -> dict[str, Frame]:
-    """Seed -> what the self-test says of it, for every wrong (and right) operation of seeds.operations."""
+    """Return seed -> the self-test's result, for every wrong (and right) operation of seeds.operations."""
     frames, status, _ = run("seeds.operations", job(threads=2, memory_mb=_MEMORY_MB), folder / "operations")
     assert status == 5
     return outcomes(frames)
 
 
 def apexes(folder: Path) -> dict[str, Frame]:
-    """Seed -> what norm.apex and optim.apex say of it, for every stand-in for apex of standins.py."""
+    """Return seed -> the result of norm.apex or optim.apex, for every stand-in for apex of standins.py."""
     frames, status, _ = run("standins", job(threads=2), folder / "apexes")
     assert status == 5
     return outcomes(frames)
 
 
 def ranks(folder: Path) -> dict[str, Frame]:
-    """Seed -> what dist.staged says of it, for every lame rank of lame.py."""
+    """Return seed -> the result of dist.staged, for every seed of lame.py, whose ranks fail."""
     frames, status, _ = run("lame", job(threads=2), folder / "ranks")
     assert status == 5
     return outcomes(frames)

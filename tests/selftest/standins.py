@@ -1,7 +1,7 @@
 """Stand-ins for NVIDIA's apex: packages with its interface, right and made wrong, whose kernels are torch's operations.
 
-The CPU plays the GPU, so that what is judged is what the probe holds apex's own kernels to. Of apex itself nothing is
-here: its norms and its FusedAdam were rewritten from what they compute.
+The CPU simulates the GPU, so that the probes judge the stand-ins as they judge apex's own kernels. No code of apex is
+used: its norms and its FusedAdam were rewritten from their definitions.
 """
 
 import sys
@@ -40,7 +40,7 @@ def summed(values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 class Fused(torch.nn.Module):
-    """LayerNorm and RMSNorm as apex's kernels compute them. The attributes are what can be wrong."""
+    """LayerNorm and RMSNorm as apex's kernels compute them. The class attributes select the kind and its faults."""
 
     centred, mixed = True, False
     refuses: tuple[torch.dtype, torch.dtype] | None = None
@@ -95,7 +95,7 @@ class Fused(torch.nn.Module):
 
 
 class Adam:
-    """FusedAdam, a chunk at a time. The attributes are what can be wrong."""
+    """FusedAdam, computed chunk by chunk. The class attributes select its faults."""
 
     corrects, drops_tail, stale_master, moments = True, False, False, SINGLE
     rounds_capturable = True  # as apex does: moments are rounded to the parameters' dtype after the step
@@ -168,7 +168,7 @@ class Adam:
         return p - self.lr * (update + self.decay * p if self.decoupled else update)
 
 
-# The contents of apex.normalization and apex.optimizers after their import in a probe's process, and their faults.
+# The classes of apex.normalization after its import in a probe's process, and (`wrongs`) the faults of each class.
 NORMS = {
     "FusedLayerNorm": {"centred": True, "mixed": False},
     "MixedFusedLayerNorm": {"centred": True, "mixed": True},
@@ -202,7 +202,8 @@ OTHER_TORCH = {
 
 
 def seeded(probe: str, name: str, files: dict[str, str] = FILES, **wrong: dict[str, Any]) -> Probe:
-    """The probe, named after the seed, with a stand-in of these files whose classes have other attributes."""
+    """Return the probe, named after the seed, with a stand-in for apex of these files. `wrong`: class -> its changed
+    attributes."""
     (real,) = (item for item in REAL if item.name == probe)
 
     def function(context: Context) -> None:

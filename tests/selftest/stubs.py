@@ -1,6 +1,7 @@
-"""A driver that is not there: libcuda and NVML with the real ones' functions, whose answers the environment holds.
+"""Builds stand-ins for the driver's libraries: libcuda and NVML with the functions of the real ones. Environment
+variables (STUB_...) set their answers.
 
-Lines NAME=NUMBER in the file that STUB_NOW names come before the environment, and may change while a process runs.
+Lines NAME=NUMBER in the file that STUB_NOW names override these variables, and may change while a process runs.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout)
 
 
 def build(folder: Path, *, cuda: bool = True, nvml: bool = True, release: str = "550.54.15") -> dict[str, str]:
-    """Build them into a folder, libcuda as of a driver release; the environment in which the loader finds them."""
+    """Build the stand-ins into a folder, with this driver release in their names. Return the environment variables with
+    which the loader finds them. Skips the test if gcc is missing."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs gcc")

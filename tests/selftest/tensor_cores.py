@@ -1,8 +1,8 @@
 """Matrix products as NVIDIA's tensor cores add them up, computed on the CPU.
 
 One fused addition takes the running sum and a block of products, aligns them all to the largest exponent among them,
-cuts each toward zero, adds what is left, and cuts the result. The numbers per generation are those of MMA-Sim, which
-its authors compared with the hardware bit for bit (arXiv 2511.10909).
+cuts each toward zero, adds the cut terms, and cuts the sum. The numbers per generation are those of MMA-Sim, which its
+authors compared with the hardware bit for bit (arXiv 2511.10909).
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ if hasattr(torch, "float8_e4m3fn"):
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, core: Core, promoted_every: int | None = None) -> torch.Tensor:
-    """a (m, k) times b (k, n) as float64 (m, n): half types, fp8, or float32 values that TF32 has.
+    """Multiply a (m, k) by b (k, n); return float64 (m, n). The factors have a half type, fp8, or float32 with values
+    that TF32 can represent.
 
-    `promoted_every`: so many products go into a separate float32 sum.
+    `promoted_every`: after this many products, the running sum is added to a separate float32 sum, and begins again.
     """
     least = _LEAST_EXPONENT[a.dtype]
     a, b = a.to(torch.float64), b.to(torch.float64)
@@ -79,7 +80,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, core: Core, promoted_every: int |
 
 
 def _exponent(x: torch.Tensor, least: int = _NO_EXPONENT) -> torch.Tensor:
-    """floor(log2 |x|) as float64, `least` for smaller values other than zero."""
+    """Return floor(log2 |x|) as float64; `least` where that is smaller, and _NO_EXPONENT for zero."""
     exponent = (torch.frexp(x).exponent - 1).clamp(min=least).to(torch.float64)
     return torch.where(x == 0, float(_NO_EXPONENT), exponent)
 

@@ -34,7 +34,7 @@ JOB = JobDocument(nonce="0" * 32, level="standard", threads=1)
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
-    """Different neighbours, none of them 0 but for bool."""
+    """Return a tensor in which neighbours differ and, except for bool, no element is 0."""
     return (torch.arange(COUNT) % 2 == 0) if dtype == torch.bool else (torch.arange(COUNT) % 100 + 1).to(dtype)
 
 
@@ -43,7 +43,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def drawn(kind: str, place: str, dtype: torch.dtype) -> list[tuple[int, Fault]]:
-    """Some faults of this kind at this place, each with the element that it strikes."""
+    """Return five faults of this kind at this place, each with the element for which it was drawn."""
     generator = random.Random(1)
     found = []
     while len(found) < 5:
@@ -57,7 +57,7 @@ def drawn(kind: str, place: str, dtype: torch.dtype) -> list[tuple[int, Fault]]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [share.name for share in model.KINDS])
 def test_each_kind_does_what_it_says(kind: str, dtype: torch.dtype) -> None:
-    """To the elements of its place, and to no others; the argument stays."""
+    """A fault changes only the elements of its place, and the tensor that it is applied to stays as it was."""
     if (kind == model.SPECIAL and not dtype.is_floating_point) or (kind == model.TWO_BITS and dtype == torch.bool):
         draws = {model.draw(random.Random(seed), COUNT, dtype, 0).kind for seed in range(500)}
         assert kind not in draws
@@ -137,7 +137,7 @@ def test_only_computed_outputs_of_steps_are_sites() -> None:
 
 
 def test_an_intermediate_product_is_changed() -> None:
-    """Also in the backward pass."""
+    """The changed value is also used in the backward pass."""
     shot = Shot(0, Fault(model.ZERO, model.SINGLE_ELEMENT, 1, 2, 1, mask=0xFFFFFFFF))
     injector = Injector(shot)
     x = torch.ones(3, requires_grad=True)
@@ -180,7 +180,7 @@ def test_a_large_fault_is_detected_and_a_clean_run_is_not(runner: Runner, place:
 
 
 def test_effects() -> None:
-    """By how many elements of a result move further than rounding may."""
+    """The outcome depends on how many elements of a result change by more than rounding may change them."""
 
     def ran(*results: Result, **more: object) -> Observed:
         return Observed(results=list(results), **more)  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def test_effects() -> None:
 
 
 def test_how_far_a_result_moves() -> None:
-    """In units of the last place of the result's largest element, in the coarser dtype."""
+    """The distance is in units of the last place of the result's largest element, in the coarser dtype."""
 
     def units(after: list[float], dtype: torch.dtype = torch.float32) -> float:
         clean, faulty = (Observed(results=[Result(torch.tensor(values))]) for values in ([1.0, -4.0], after))
@@ -272,7 +272,8 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_clean_runs(tmp_path: Path) -> None:
-    """One of each setting: the level, one or two threads, inputs at different addresses. A CPU repeats a run."""
+    """There is one run for each setting: the level, one or two threads, inputs at different addresses. Settings with a
+    result in the file do not run again."""
     file = tmp_path / "clean-all-gemm.accumulator.jsonl"
     worker.run_clean("gemm.accumulator", 3, file, "all")
     worker.run_clean("gemm.accumulator", 100, file, "all")

@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(autouse=True, scope="module")
 def alone() -> Iterator[None]:
-    """Threads of small operations spin where processors are shared."""
+    """Use one thread: on shared processors, the threads of small operations spend their time in spinning."""
     with one_thread():
         yield
 
@@ -110,7 +110,7 @@ def test_modules_come_innermost_first_and_calls_are_counted() -> None:
 
 
 class Wrong(nn.Linear):
-    """A Linear with a fault of its own, which its float64 copy has not."""
+    """A Linear with a fault that does not occur in float64, so that the reference is right."""
 
     fault = "none"
 
@@ -160,7 +160,7 @@ def test_without_a_reference_what_is_not_finite_is_named() -> None:
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: int, reference: bool) -> None:
-    """Float64 has the same weight: its result does not excuse the fault."""
+    """The float64 reference has the same weight and the same result, but the module is still named."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     with torch.no_grad():
         model[0].bias.fill_(9)
@@ -244,7 +244,7 @@ def test_an_exception_of_the_model_is_raised_and_hooks_are_removed() -> None:
     assert model.training
 
 
-# two of them
+# comparisons of two fingerprints
 
 
 def compared(a: Any, b: Any, folder: Path) -> fingerprint_comparison.Comparison:

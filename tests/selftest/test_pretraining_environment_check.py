@@ -197,7 +197,7 @@ def test_ranks_without_a_device_are_refused_before_torch_is_loaded() -> None:
 
 
 def test_threads_that_wait_do_not_spin() -> None:
-    """Spinning, a check took ten times as long on a machine that others use too (tried)."""
+    """With threads that spin, a check took ten times as long on a shared machine (measured)."""
     code = (
         "import os; from envbuild.selftest.pretraining_environment_check import torch_fault; "
         "torch_fault(); print(os.environ['OMP_WAIT_POLICY'])"

@@ -30,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def faults(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    """A run of every fault. `stderr` and `status` are those of the run."""
+    """Run every fault once, and return probe -> its result, and "run" -> exit status, stderr and all frames."""
     path = tmp_path_factory.mktemp("faults") / "frames"
     document = job(threads=2, timeouts={"hang": 0.7})
     frames, status, err = run("faults", document, path, ENVBUILD_TEST_LIBRARY=str(library))

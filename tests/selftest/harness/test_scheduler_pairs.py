@@ -1,5 +1,5 @@
-"""Two probes work at the same time where there is memory for both, but none while one runs alone; results keep the
-catalogue's order."""
+"""Probes work at the same time if the memory suffices, but none works while a probe that must run alone does; results
+keep the catalogue's order."""
 
 import dataclasses
 import signal

@@ -1,6 +1,7 @@
-"""CUDA is started for the next probes while one works, and for none while one runs alone or where nothing is spare.
+"""CUDA is started for the next probes while one works, but not while one runs alone, or if no memory or processor is
+free.
 
-The GPU has memory for one probe and two that start, not for two that work."""
+In the runs here the GPU has memory for one working probe and two that start, but not for two working probes."""
 
 import dataclasses
 import signal
@@ -78,7 +79,7 @@ def test_probes_that_start_in_advance_while_two_run(waiting: str, ahead: str) ->
 def test_how_many_start_ahead(
     changes: dict[str, object], numbers: list[dict[str, int]], by_one: int, by_two: int
 ) -> None:
-    """Counted while one probe runs, and while two run."""
+    """`by_one`: while one probe runs; `by_two`: while two run."""
     job = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
     report = Report({str(index): Window.at(one) for index, one in enumerate(numbers)})
     assert probe_scheduler.start_ahead(job, report, working=1) == by_one

@@ -61,7 +61,7 @@ def test_no_byte_that_is_changed_breaks_the_reader(cublas: Path) -> None:
 
 
 def segments(*rows: tuple[int, int, int, int], count: "int | None" = None) -> bytes:
-    """A header and program headers of (kind, offset, address, size)."""
+    """Return an ELF header with program headers of (kind, offset, address, size)."""
     head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 64, 0, 0, 64, 56,
                        len(rows) if count is None else count, 0, 0, 0)  # fmt: skip
     return head + b"".join(struct.pack("<IIQQQQQQ", kind, 4, o, a, a, size, size, 8) for kind, o, a, size in rows)

@@ -50,7 +50,7 @@ def _cut(at: int, size: int, value: int) -> bytes:
     return bytes(good)
 
 
-ENTRY = 16 + 64 + 64  # the second one, behind the first's head and code
+ENTRY = 16 + 64 + 64  # where the second entry begins, after the file's head and the first entry's head and code
 DAMAGED = {
     "another magic": _cut(0, 4, 0xBA55ED51),
     "a container of no length": _cut(6, 2, 0),

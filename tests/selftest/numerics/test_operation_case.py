@@ -31,10 +31,12 @@ def named(case: Case) -> str:
 
 
 def changed(case: Case, values: torch.Tensor, position: int) -> torch.Tensor:
-    """One element moved by an eighth of the values' spread, or by 16 roundings if that is more; a whole number by one.
+    """Return the values with one element changed: by an eighth of their standard deviation, or by 16 roundings if that
+    is more; if all values are whole numbers, by one.
 
-    An element counts among extremes once it is one: there it is moved past all others. One to be rounded counts once
-    it moves by more than that rounding, toward 0, as what is infinite when rounded stays so the other way.
+    For the cases of maxima and minima, the element becomes the largest one, because others do not affect the result. In
+    a conversion to a smaller dtype, the element moves toward 0 by more than the conversion's rounding: away from 0, an
+    element that is converted to infinity would stay infinite.
     """
     flat = values.flatten().clone()
     value = float(flat[position])

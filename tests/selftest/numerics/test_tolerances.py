@@ -1,4 +1,5 @@
-"""The formulas of tolerances. Products of tensor cores are compared with theirs in tests/pretend/test_tolerances.py."""
+"""The formulas of tolerances. tests/pretend/test_tolerances.py compares the tolerances of products with the errors of
+emulated tensor cores."""
 
 import math
 

@@ -131,7 +131,7 @@ def kept_epsilon(kernel: Kernel) -> Kernel:
 
 
 def biased_variance(kernel: Kernel) -> Kernel:
-    """Compute the running variance as the mean of squares, not as their sum divided by n - 1."""
+    """Compute the running variance as the sum of squared deviations divided by n, not by n - 1."""
 
     def wrong(x: torch.Tensor, mean: Any, variance: Any, *rest: Any) -> torch.Tensor:
         before = None if variance is None else variance.clone()

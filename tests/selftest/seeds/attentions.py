@@ -1,4 +1,4 @@
-"""Attention with a wrong forward pass; with a wrong backward pass: gradients.py."""
+"""Attention with a wrong forward pass. gradients.py has those with a wrong backward pass."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SDPA = "scaled_dot_product_attention"
 
 
 def stale(kernel: Kernel) -> Kernel:
-    """Returns the output of the call before of the same shape and dtype."""
+    """Return the output of the previous call whose result had the same shape and dtype."""
     last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
@@ -39,7 +39,8 @@ def attention_nan(kernel: Kernel) -> Kernel:
 
 
 def attention_own(kernel: Kernel, first: bool = True, causal: bool = True, dtype: torch.dtype | None = None) -> Kernel:
-    """Attention written out: scaled late where not `first`, unmasked where not `causal`, summed in `dtype`."""
+    """Attention as separate operations. `first`: whether queries are scaled before the product, which is right;
+    `causal`: whether the causal mask is applied; `dtype`: inputs of this dtype are also summed in it."""
 
     def seeded(
         q: torch.Tensor,
@@ -72,7 +73,7 @@ def attention_own(kernel: Kernel, first: bool = True, causal: bool = True, dtype
 
 
 def wrong_row(kernel: Kernel) -> Kernel:
-    """One row of the output is that of its neighbour, as where a tile is written to the wrong place."""
+    """One row of the output is a copy of its neighbour, as if a tile were written to the wrong place."""
 
     def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         result = kernel(q, *args, **options).clone()

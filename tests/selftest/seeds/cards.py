@@ -17,7 +17,8 @@ from .making import SINGLE, Kernel, named, seeded, wrong_element
 
 
 def greedy(kernel: Kernel) -> Kernel:
-    """A product that needs more memory than is left while most is held, as a library's handle may."""
+    """A product that needs more memory than is left while the probe holds most of it, as creating a library's handle
+    may."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         del b
@@ -29,7 +30,7 @@ def greedy(kernel: Kernel) -> Kernel:
 
 
 def no_handle(kernel: Kernel) -> Kernel:
-    """A cuBLAS that is broken, by torch's words."""
+    """A broken cuBLAS, with torch's error message."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
@@ -38,9 +39,9 @@ def no_handle(kernel: Kernel) -> Kernel:
 
 
 def crowded(kernel: Kernel) -> Kernel:
-    """No handle for the second of the processes, whichever that is; nobody else is kept from one."""
+    """Of eight processes that start at the same time, the second to ask for a handle gets none; all others get one."""
     turn, come = os.pipe()
-    for _ in range(2):  # one goes alone before the eight
+    for _ in range(2):  # one process runs alone before the eight
         os.write(come, b"+")
     os.write(come, b"-")
     os.write(come, b"+" * 20)
@@ -52,7 +53,7 @@ def crowded(kernel: Kernel) -> Kernel:
 
 
 def dies(kernel: Kernel) -> Kernel:
-    """The library crashes where it makes its handle."""
+    """The library crashes when it creates its handle."""
     return lambda a, b: torch.tensor(ctypes.string_at(0))
 
 
@@ -78,7 +79,7 @@ def forgets(kernel: Any) -> Any:
 
 
 def stuck_bit(kernel: Any) -> Any:
-    """Memory with a bit of the word 77 that stays 1."""
+    """Memory in which a bit of word 77 stays 1."""
 
     def copy(self: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         kernel(self, words)
@@ -89,7 +90,7 @@ def stuck_bit(kernel: Any) -> Any:
 
 
 def lonely_bit(kernel: Any) -> Any:
-    """Memory with a bit of the word 77 that is lost where no other bit of the word is set."""
+    """Memory in which a bit of word 77 is lost if no other bit of the word is set."""
 
     def copy(self: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         kernel(self, words)

@@ -63,12 +63,12 @@ def lost_row(kernel: Kernel) -> Kernel:
 
 
 def packed(kernel: Kernel) -> Kernel:
-    """An input whose channels lie last is read as if they did not."""
+    """An input in channels-last layout is read as if it were contiguous."""
     return lambda x, *rest: kernel(x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), *rest)
 
 
 def other_group(kernel: Kernel) -> Kernel:
-    """Each group has the next one's filters, where a group has more than one."""
+    """Each group uses the filters of the group before it, if a group has more than one input channel."""
 
     def seeded(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
         return kernel(x, w.roll(w.shape[0] // rest[-1], 0) if w.shape[1] > 1 else w, *rest)
@@ -77,7 +77,7 @@ def other_group(kernel: Kernel) -> Kernel:
 
 
 def library_says(status: str) -> Kernel:
-    """A convolution that cuDNN refuses in these words."""
+    """A convolution that cuDNN refuses with this status."""
 
     def seeded(*args: Any) -> torch.Tensor:
         raise RuntimeError(f"cuDNN error: CUDNN_STATUS_{status}")

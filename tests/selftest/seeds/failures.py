@@ -115,7 +115,8 @@ RIGHT = [
     "train.step:right",
     "norm.torch:right",
 ]
-# The same of on_gpus.py. On a GPU a convolution may keep float16 sums in half precision: conv notes it as a trait.
+# The same for the seeds of on_gpus.py. On a GPU a convolution may keep float16 sums in half precision: the probe conv
+# reports this as a trait, not as a failure.
 RIGHT_ON_GPUS = [*RIGHT, "conv:half_convolution", "graph.replay:right"]
 WRONG_ON_GPUS = [
     *((seed, failure, words) for seed, failure, words in WRONG if seed not in RIGHT_ON_GPUS),

@@ -37,14 +37,14 @@ def changed(which: int, change: Change, where: Callable[..., bool] = lambda *arg
 
 
 def neighbour(grad: torch.Tensor) -> torch.Tensor:
-    """Row 20 is that of row 19."""
+    """Replace row 20 by row 19, or by zeros if there are fewer than 21 rows."""
     grad = grad.clone()
     grad[..., 20:21, :] = grad[..., 19:20, :] if grad.shape[-2] > 20 else 0
     return grad
 
 
 def nan(*where: int) -> Change:
-    """NaN in one place, of tensors that have it."""
+    """Put NaN at this position, in tensors that have the position."""
 
     def change(grad: torch.Tensor) -> torch.Tensor:
         grad = grad.clone()
@@ -56,12 +56,12 @@ def nan(*where: int) -> Change:
 
 
 def narrow(grad: torch.Tensor) -> torch.Tensor:
-    """0 in what is beyond 64 columns."""
+    """Set all columns after the 64th to zero."""
     return torch.cat((grad[..., :64], 0 * grad[..., 64:]), dim=-1)
 
 
 def before() -> Change:
-    """The gradient of the call before of the same shape and dtype."""
+    """Return the previous gradient of the same shape and dtype instead."""
     last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
     def change(grad: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ def one_of_group(kernel: Kernel) -> Kernel:
 
 
 def no_plan(kernel: Kernel) -> Kernel:
-    """cuDNN's words where it finds no kernel that serves."""
+    """Fail with cuDNN's message for a call for which it has no kernel."""
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.")
@@ -105,8 +105,8 @@ def is_one_query(q: torch.Tensor, *args: Any, **options: Any) -> bool:
 
 
 def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cudnn: int | None = None) -> Probe:
-    """The probe at level standard, on fewer needles. "cudnn" has a torch and a cuDNN of these versions; on the
-    CPU the flash kernel takes its place."""
+    """Return the attention probe of a backend at level standard, with wrong attention and with fewer needle cases. For
+    "cudnn", torch and cuDNN report these versions, and on a CPU the flash kernel replaces cuDNN's."""
     (real,) = (item for item in REAL if item.name == f"attention.{backend}")
 
     def function(context: Context) -> None:

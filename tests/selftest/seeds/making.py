@@ -20,7 +20,8 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
 def wrong_element(kernel: Kernel, dtype: torch.dtype | None, where: tuple[int, ...], by: float = 1.0) -> Kernel:
-    """The kernel, with one element off where the result has this dtype (None: any) and is large enough to hold it."""
+    """Return the kernel with `by` added to one element of its result, if the result has this dtype (None: any) and has
+    that element."""
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
         result = kernel(*args, **options)
@@ -35,12 +36,12 @@ def wrong_element(kernel: Kernel, dtype: torch.dtype | None, where: tuple[int, .
 
 
 def wrong_dtype(kernel: Kernel) -> Kernel:
-    """float32 comes out, whatever came in."""
+    """The result is float32, whatever the dtype of the inputs."""
     return lambda *args, **options: kernel(*args, **options).float()
 
 
 def tf32(kernel: Kernel) -> Kernel:
-    """float32 factors cut to TF32's 10 bits of fraction, though the job does not allow it."""
+    """Cut float32 factors to TF32's 10 fraction bits, although the job does not allow TF32."""
 
     def cut(values: torch.Tensor) -> torch.Tensor:
         whole = values.detach()  # the subtracted value is exact, and has no gradient
@@ -53,7 +54,8 @@ def tf32(kernel: Kernel) -> Kernel:
 
 
 def seeded(probe: str, module: Any, name: str, wrong: Wrong, level: str = "quick") -> Probe:
-    """The probe, named after the seed, with `module.name` made wrong, as a job of this level runs it."""
+    """Return the probe, named after the seed, with `module.name` replaced by a wrong function. `level`: the level at
+    which it runs."""
     (real,) = (item for item in REAL if item.name == probe)
 
     def function(context: Context) -> None:

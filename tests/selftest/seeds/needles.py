@@ -1,4 +1,5 @@
-"""Attention that is right for plain calls, and wrong for other calls of models: attention_needle_cases.py finds it."""
+"""Attention that is right for plain calls and wrong for other calls that models make: attention_needle_cases.py detects
+it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ Change = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def given(name: str, change: Change, where: Callable[..., bool]) -> Callable[[Kernel], Kernel]:
-    """Attention that computes with other queries, keys and values, for some calls."""
+    """Attention that changes its queries, keys and values in the calls for which `where` is true."""
 
     def wrong(kernel: Kernel) -> Kernel:
         def seeded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -25,7 +26,7 @@ def given(name: str, change: Change, where: Callable[..., bool]) -> Callable[[Ke
 
 
 def with_mask(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Kernel], Kernel]:
-    """Attention that reads its mask, boolean or to be added, as another one."""
+    """Attention that changes its mask, which is boolean or added to the scores."""
 
     def wrong(kernel: Kernel) -> Kernel:
         def seeded(*args: torch.Tensor, attn_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
@@ -46,24 +47,24 @@ def without_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[tor
 
 
 def of_another_tile(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """One key in every tile of 64 is the next tile's."""
+    """In every tile of 64 keys, one key is replaced by the key at the same place in the next tile."""
     other = k.clone()
     other[..., 5:-64:64, :] = k[..., 69::64, :]
     return q, other, v
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Keys are read as if each followed the one before it."""
+    """Keys are read as if their tensor were contiguous."""
     return q, k.as_strided(k.shape, torch.empty(k.shape, device="meta").stride(), k.storage_offset()), v
 
 
 def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Scores of a head of 80 leave out what is beyond 64."""
+    """With head dimension 80, the scores use only the first 64 columns."""
     return (torch.cat((q[..., :64], 0 * q[..., 64:]), dim=-1), k, v) if q.shape[-1] == 80 else (q, k, v)
 
 
 def online(tile: int, lazy: float) -> Callable[[Kernel], Kernel]:
-    """Online softmax over tiles of keys that forgets to rescale where the maximum rises by more than `lazy`."""
+    """Online softmax over tiles of keys that does not rescale its sums when the maximum rises by more than `lazy`."""
 
     def wrong(kernel: Kernel) -> Kernel:
         def seeded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -90,7 +91,7 @@ def online(tile: int, lazy: float) -> Callable[[Kernel], Kernel]:
 
 
 def grouped(kernel: Kernel) -> Kernel:
-    """Query head h takes key head h modulo their number, not its group's."""
+    """Query head h uses key head h modulo the number of key heads, instead of the key head of its group."""
 
     def seeded(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool = False, **rest: Any
@@ -104,7 +105,7 @@ def grouped(kernel: Kernel) -> Kernel:
 
 
 def bottom(kernel: Kernel) -> Kernel:
-    """A causal mask that ends, not begins, in a corner."""
+    """With more keys than queries, the causal mask is aligned to the bottom right corner instead of the top left."""
 
     def seeded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False, **rest: Any) -> torch.Tensor:
         if not is_causal or q.shape[-2] >= k.shape[-2]:

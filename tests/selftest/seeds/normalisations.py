@@ -9,7 +9,7 @@ from .making import Kernel, named, seeded, wrong_dtype, wrong_element
 
 
 def stale_norm(kernel: Kernel) -> Kernel:
-    """The values of the call before of the same shape and dtype, with the gradients of this one."""
+    """Return the values of the previous call of the same shape and dtype, with the gradients of this call."""
     last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
@@ -34,7 +34,8 @@ def norm_nan(kernel: Kernel) -> Kernel:
 
 
 def norm_own(kernel: Kernel, rounds: bool = False, upcasts: bool = True) -> Kernel:
-    """LayerNorm written out. `rounds`: x / sigma to the input's dtype; not `upcasts`: all is computed in it."""
+    """LayerNorm as separate operations. `rounds`: x / sigma is rounded to the input's dtype; `upcasts`: computes in
+    float32, otherwise in the input's dtype."""
 
     def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         wide, w, b = (values.float() if upcasts else values.to(x.dtype) for values in (x, weight, bias))
@@ -56,7 +57,7 @@ def norm_gradient(kernel: Kernel) -> Kernel:
 
 
 def norm_refuses(kernel: Kernel) -> Kernel:
-    """Fail as torch and apex do for mixed dtypes, but for a supported pair."""
+    """Fail for float32, which is supported, with the message of torch and apex for mixed dtypes."""
 
     def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dtype == weight.dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Every seeded fault for a GPU: those of the CPU, and those in CUDA graphs."""
+"""Every seeded fault for a GPU: those of the package, which also run on a CPU, and those in CUDA graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from .making import named, seeded
 
 
 def stale_input(kernel: Any) -> Any:
-    """Copies into a tensor have no effect, so that a graph reads the batch with which it was captured."""
+    """Copying into a tensor has no effect, so that a graph reads the batch with which it was captured."""
     return lambda self, source: self
 
 

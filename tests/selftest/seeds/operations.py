@@ -21,17 +21,17 @@ TILE, BLOCK, LAUNCH, PAGE = 32, 1024, 110, 4096
 
 
 def some_beta(kernel: Kernel) -> Kernel:
-    """Adds the input as it is where beta is not a power of two."""
+    """Adds the input unscaled if beta is 3."""
     return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=1 if beta == 3 else beta, alpha=alpha)
 
 
 def reads_for_nothing(kernel: Kernel) -> Kernel:
-    """Multiplies what is there by a beta of 0, NaN included."""
+    """Multiplies the input by a beta of 0 instead of ignoring it, so that its NaNs appear in the result."""
     return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=beta, alpha=alpha) + (c * 0 if beta == 0 else 0)
 
 
 def first_of_batch(kernel: Kernel) -> Kernel:
-    """Reads past the only matrix of an input that is expanded: it is added in one matrix of the batch alone."""
+    """Adds an input that is expanded over the batch only to the first matrix."""
 
     def seeded(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
         return kernel(torch.cat((c[:1], torch.zeros_like(c[1:]))), a, b, beta=beta, alpha=alpha)
@@ -40,7 +40,7 @@ def first_of_batch(kernel: Kernel) -> Kernel:
 
 
 def short_of_gaps(kernel: Kernel) -> Kernel:
-    """Loses the last slice of the sum where the matrices of a batch do not lie side by side."""
+    """Leaves out the last product of each sum if the matrices of a batch are not next to each other in memory."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         apart = a.stride(0) > a.shape[1] * a.shape[2]
@@ -50,7 +50,7 @@ def short_of_gaps(kernel: Kernel) -> Kernel:
 
 
 def dense_batch(kernel: Kernel) -> Kernel:
-    """Reads matrices of a batch as if they lay side by side."""
+    """Reads the matrices of a batch as if they were next to each other in memory."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor, **rest: Any) -> torch.Tensor:
         dense = a.shape[1] * a.shape[2]
@@ -61,12 +61,12 @@ def dense_batch(kernel: Kernel) -> Kernel:
 
 
 def scaled_added(kernel: Kernel) -> Kernel:
-    """Multiplies what is added by alpha, too."""
+    """Multiplies the added input by alpha too."""
     return lambda c, a, b, beta=1, alpha=1, **rest: kernel(c, a, b, beta=beta * alpha, alpha=alpha, **rest)
 
 
 def short_inner(kernel: Kernel) -> Kernel:
-    """Sums of whole groups of 4 alone."""
+    """Adds up only whole groups of 4 products."""
 
     def seeded(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
         kept = x.shape[-1] // 4 * 4
@@ -76,7 +76,7 @@ def short_inner(kernel: Kernel) -> Kernel:
 
 
 def sigmoid_tail(kernel: Kernel) -> Kernel:
-    """The elements after the last multiple of 8 get the sigmoid alone."""
+    """The elements after the last multiple of 8 are the sigmoid, not multiplied by x."""
 
     def seeded(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
         kept = x.numel() // 8 * 8
@@ -93,7 +93,7 @@ def overwritten(kernel: Kernel) -> Kernel:
 
 
 def first_tile_only(kernel: Kernel) -> Kernel:
-    """The largest of the first 1024 elements, or of as many as are asked for."""
+    """Returns the largest of only the first 1024 elements, or of the first k if k is larger."""
 
     def seeded(x: torch.Tensor, k: int, dim: int, **options: Any) -> Any:
         return kernel(x.narrow(dim, 0, min(max(BLOCK, k), x.shape[dim])), k, dim, **options)
@@ -126,7 +126,7 @@ def learns_padding(kernel: Kernel) -> Kernel:
 
 
 def without_carry(kernel: Kernel) -> Kernel:
-    """Starts again after each block."""
+    """The running sum begins again after each block."""
 
     def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.cat([kernel(part, dim=dim) for part in x.split(BLOCK, dim)], dim)
@@ -135,7 +135,7 @@ def without_carry(kernel: Kernel) -> Kernel:
 
 
 def overflows(kernel: Kernel) -> Kernel:
-    """Exponentials of the values as they are, not of their distance from the largest."""
+    """Computes the exponentials of the values, without subtracting the largest value first."""
 
     def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
         powers = torch.exp(x.float())
@@ -156,7 +156,7 @@ def short_row(kernel: Kernel) -> Kernel:
 
 
 def counts_ignored(kernel: Kernel) -> Kernel:
-    """The mean over all rows, those that are ignored included."""
+    """The mean is over all rows, including the ignored ones."""
 
     def seeded(x: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
         return kernel(x, targets, ignore_index=ignore_index, reduction="sum") / len(targets)
@@ -169,7 +169,7 @@ def swapped_forms(kernel: Kernel) -> Kernel:
 
 
 def cast(source: torch.dtype, target: torch.dtype, change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
-    """Tensor.to from one dtype to another, of changed values."""
+    """Tensor.to that changes the values before it converts from `source` to `target`."""
 
     def wrong(kernel: Kernel) -> Kernel:
         def seeded(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -181,12 +181,12 @@ def cast(source: torch.dtype, target: torch.dtype, change: Callable[[torch.Tenso
 
 
 def cut(bits: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """float32 cut toward 0."""
+    """Cut the lowest bits of float32 values, which rounds toward 0."""
     return lambda x: (x.view(torch.int32) & ~((1 << bits) - 1)).view(torch.float32)
 
 
 def half_up(x: torch.Tensor) -> torch.Tensor:
-    """float32 whose ties in bfloat16 go away from 0."""
+    """Round float32 to bfloat16, with ties away from 0."""
     return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
 
 
@@ -195,7 +195,7 @@ def flushed(x: torch.Tensor) -> torch.Tensor:
 
 
 def ragged_edge(kernel: Kernel) -> Kernel:
-    """Transposes whole tiles, and not the last column beyond them."""
+    """Transposes only whole tiles: the last column beyond them is lost."""
 
     def seeded(x: torch.Tensor, **options: Any) -> torch.Tensor:
         result = kernel(x, **options)
@@ -207,7 +207,7 @@ def ragged_edge(kernel: Kernel) -> Kernel:
 
 
 def unaligned(kernel: Kernel) -> Kernel:
-    """A copy to an odd place whose last element is left out."""
+    """A copy to an odd storage offset leaves out its last element."""
 
     def seeded(target: torch.Tensor, source: torch.Tensor, **options: Any) -> torch.Tensor:
         if target.dim() != 1 or target.storage_offset() % 2 == 0 or target.numel() < 2:
@@ -219,7 +219,7 @@ def unaligned(kernel: Kernel) -> Kernel:
 
 
 def lost_page(kernel: Kernel) -> Kernel:
-    """A large copy without its last page."""
+    """A copy of 1 MiB or more leaves out its last page."""
 
     def seeded(target: torch.Tensor, source: torch.Tensor, **options: Any) -> torch.Tensor:
         if target.numel() * target.element_size() < 1 << 20 or target.dim() != 1:
@@ -232,7 +232,7 @@ def lost_page(kernel: Kernel) -> Kernel:
 
 
 def short_search(kernel: Kernel) -> Kernel:
-    """Does not look at the last element."""
+    """Searches all elements but the last."""
 
     return lambda x, dim: kernel(x.narrow(dim, 0, x.shape[dim] - 1), dim=dim)
 
@@ -242,7 +242,7 @@ def skips_nan(kernel: Kernel) -> Kernel:
 
 
 def second_launch(kernel: Any) -> Any:
-    """A step that leaves out what comes after the first launch of a multi-tensor kernel."""
+    """A step that leaves out the tensors after the first launch of a multi-tensor kernel."""
 
     def step(self: torch.optim.Optimizer) -> None:
         (group,) = self.param_groups
@@ -255,7 +255,7 @@ def second_launch(kernel: Any) -> Any:
 
 
 def without(option: str, value: Any, implementation: str) -> Wrong:
-    """An optimizer whose one implementation does not know an option."""
+    """An optimizer that ignores an option in one of its implementations ("foreach" or "fused")."""
 
     def wrong(kernel: Any) -> Any:
         def step(self: torch.optim.Optimizer) -> None:
@@ -281,7 +281,7 @@ def first_rate(kernel: Any) -> Any:
 
 
 def uncentered(kernel: Any) -> Any:
-    """RMSprop without the mean where it is asked for."""
+    """RMSprop that ignores `centered`."""
 
     def step(self: torch.optim.Optimizer, closure: Any = None) -> None:
         (group,) = self.param_groups
@@ -292,7 +292,8 @@ def uncentered(kernel: Any) -> Any:
 
 
 def whole_vectors_stay(kernel: Any) -> Any:
-    """SGD of half precision leaves the parameters of whole vectors, as torch 2.13's fused one does on a CPU."""
+    """SGD does not change parameters of half precision, except the elements after the last multiple of 8. The fused SGD
+    of torch 2.13 does this on a CPU."""
 
     def step(self: torch.optim.Optimizer, closure: Any = None) -> None:
         (group,) = self.param_groups
@@ -307,7 +308,7 @@ def whole_vectors_stay(kernel: Any) -> Any:
 
 
 def infinite_step(kernel: Any) -> Any:
-    """Only looks at the first half of each list of gradients for what is not finite."""
+    """Searches only the first half of each list of gradients for values that are not finite."""
     return lambda lists, found, scale: (
         kernel(lists[: (len(lists) + 1) // 2], found, scale),
         kernel(lists[(len(lists) + 1) // 2 :], torch.zeros_like(found), scale) if len(lists) > 1 else None,
@@ -315,12 +316,12 @@ def infinite_step(kernel: Any) -> Any:
 
 
 def transposed_strides(kernel: Kernel) -> Kernel:
-    """Takes the conjugate of an adjoint for a plain transpose."""
+    """Ignores that a factor is conjugated, so that an adjoint counts as a plain transpose."""
     return lambda a, b, **options: kernel(*(torch.conj_physical(x) if x.is_conj() else x for x in (a, b)), **options)
 
 
 def last_of_batch(kernel: Kernel) -> Kernel:
-    """A sum over a batch without its last matrix, where it has more than two."""
+    """A sum over a batch leaves out the last matrix if the batch has more than two."""
 
     def wrong(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
         count = len(a) - 1 if len(a) > 2 else len(a)
@@ -330,19 +331,19 @@ def last_of_batch(kernel: Kernel) -> Kernel:
 
 
 def one_beta(kernel: Kernel) -> Kernel:
-    """The parabola reaches up to 1, whatever beta says."""
+    """The quadratic part of the loss reaches up to 1, whatever beta is."""
     return lambda x, t, beta=1.0, **options: kernel(x, t, **options)
 
 
 def by_size(kernel: Kernel) -> Kernel:
-    """Positions of a resize from the ratio of the sizes, whatever the factor."""
+    """Resizes with positions from the ratio of the sizes, and ignores the given scale factor."""
     return lambda x, scale_factor=None, recompute_scale_factor=None, **options: kernel(
         x, scale_factor=scale_factor, recompute_scale_factor=scale_factor is not None or None, **options
     )
 
 
 def zeros_outside(kernel: Kernel) -> Kernel:
-    """Samples outside of an image are 0 in each padding mode."""
+    """Samples outside of an image are 0 in every padding mode."""
     return lambda x, grid, mode, padding, aligned: kernel(x, grid, mode, "zeros", aligned)
 
 
@@ -357,12 +358,12 @@ def columns_first(kernel: Kernel) -> Kernel:
 
 
 def always_included(kernel: Kernel) -> Kernel:
-    """A reduction by index that counts the present element in each case."""
+    """A reduction by index that always includes the element that is already there."""
     return lambda x, dim, index, source, how, include_self: kernel(x, dim, index, source, how)
 
 
 def one_weight(kernel: Kernel) -> Kernel:
-    """The first learned slope for all columns."""
+    """Uses the first learned slope for all columns."""
     return lambda x, w: kernel(x, w[:1] + 0 * w)
 
 
@@ -376,12 +377,12 @@ def zero_filled(kernel: Kernel) -> Kernel:
 
 
 def first_blank(kernel: Kernel) -> Kernel:
-    """The blank is class 0 in each call."""
+    """The blank is always class 0."""
     return lambda x, targets, given, wanted, blank, **options: kernel(x, targets, given, wanted, 0, **options)
 
 
 def counts_ignored_rows(kernel: Kernel) -> Kernel:
-    """Bags with the row that padding_idx names, where the offsets include the end."""
+    """Bags include the row that padding_idx names, if the offsets include the end."""
 
     def seeded(index: torch.Tensor, table: torch.Tensor, offsets: Any, **options: Any) -> torch.Tensor:
         if options.get("include_last_offset"):
@@ -392,7 +393,7 @@ def counts_ignored_rows(kernel: Kernel) -> Kernel:
 
 
 class Crossed(torch.autograd.Function):
-    """A product whose gradient of y lacks the last column where y is broadcast."""
+    """A product whose gradient of y leaves out the last column if y is broadcast."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -419,12 +420,12 @@ def unweighted(kernel: Kernel) -> Kernel:
 
 
 def counts_padding(kernel: Kernel) -> Kernel:
-    """Divides by the size of the window, the padding included."""
+    """Always divides by the size of the window including the padding."""
     return lambda x, *rest, count_include_pad=True, **options: kernel(x, *rest, **options)
 
 
 def undilated(kernel: Kernel) -> Kernel:
-    """Adds windows to an image as if they had no gaps."""
+    """If windows have gaps, the image that is made of them is mirrored."""
 
     def seeded(x: torch.Tensor, size: Any, dilation: Any, kernel_size: Any, **options: Any) -> torch.Tensor:
         if max(dilation) == 1:
@@ -455,7 +456,7 @@ class ShortPad(torch.autograd.Function):
 
 
 def short_gradient(kernel: Kernel) -> Kernel:
-    """Repeats the border, and leaves the last copy out of its gradient."""
+    """Padding that repeats the border leaves the last copy out of its gradient."""
 
     def seeded(x: torch.Tensor, widths: Any, mode: str = "constant", **options: Any) -> torch.Tensor:
         if mode != "replicate":
@@ -466,12 +467,12 @@ def short_gradient(kernel: Kernel) -> Kernel:
 
 
 def half_matrix(kernel: Kernel) -> Kernel:
-    """Factors that went through half precision."""
+    """Rounds the matrix to half precision first."""
     return lambda a, *rest: kernel(a.half().to(a.dtype), *rest)
 
 
 def stale_last_row(kernel: Kernel) -> Kernel:
-    """Several matrices at a time: the last row of the last one is that of the first."""
+    """In a batch, the last row of the last factor is that of the first factor."""
 
     def seeded(a: torch.Tensor) -> torch.Tensor:
         factor = kernel(a)
@@ -482,7 +483,7 @@ def stale_last_row(kernel: Kernel) -> Kernel:
 
 
 def skewed(kernel: Kernel) -> Any:
-    """The second factor a little too long."""
+    """The second result is too large by a factor of 1.0001."""
 
     def seeded(a: torch.Tensor) -> Any:
         first, second = kernel(a)
@@ -492,7 +493,7 @@ def skewed(kernel: Kernel) -> Any:
 
 
 def nyquist(kernel: Kernel) -> Kernel:
-    """The last element of transforms of even length is lost."""
+    """The last element of a transform of even length is 0."""
 
     def seeded(x: torch.Tensor) -> torch.Tensor:
         found = kernel(x)
@@ -504,14 +505,14 @@ def nyquist(kernel: Kernel) -> Kernel:
 
 
 def coarse_prime(kernel: Kernel) -> Kernel:
-    """Lengths that no small prime divides go through half precision."""
+    """Signals of length 251, a prime, are rounded to half precision first."""
     return lambda z: kernel(
         torch.view_as_complex(torch.view_as_real(z).half().to(z.real.dtype)) if z.shape[-1] == 251 else z
     )
 
 
 def by_process(kernel: Kernel) -> Kernel:
-    """Differs from one process to the next, in the last bit, and not within one."""
+    """The last bits differ between processes, but not within a process."""
     noise = 1 + 2.0**-22 * (os.getpid() % 7)
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
@@ -523,7 +524,7 @@ def by_process(kernel: Kernel) -> Kernel:
 
 
 def by_call(kernel: Kernel) -> Kernel:
-    """Differs from call to call."""
+    """The last bits differ from call to call."""
     count = iter(range(1 << 30))
     return lambda *args, **options: kernel(*args, **options) * (1 + 2.0**-22 * (next(count) % 2))
 
@@ -532,7 +533,7 @@ Model = graph_replay.Model
 
 
 def graph(name: str, captured: Callable[[Model, torch.Tensor], Model]) -> Probe:
-    """graph.replay on the CPU, which has no graphs: `captured` plays them."""
+    """Return the probe graph.replay for a CPU, which has no graphs: `captured` replaces capture and replay."""
 
     def function(context: Context) -> None:
         module: Any = graph_replay
@@ -543,12 +544,12 @@ def graph(name: str, captured: Callable[[Model, torch.Tensor], Model]) -> Probe:
 
 
 def stale_graph(model: Model, batch: torch.Tensor) -> Model:
-    """Never reads its new input."""
+    """A graph that never reads its new input."""
     return lambda values: model(batch)
 
 
 def old_weights(model: Model, batch: torch.Tensor) -> Model:
-    """Keeps, as if copied into the graph, the weights that it was captured with: two batches are right."""
+    """A graph that keeps the weights with which it was captured: the replays before the weights change are right."""
     kept = {number: model(small_gpt.tokens(number)) for number in range(graph_replay.BATCHES)}
     return lambda values: next(kept[number] for number in kept if torch.equal(small_gpt.tokens(number), values))
 
@@ -563,7 +564,8 @@ def last_bit(model: Model, batch: torch.Tensor) -> Model:
 
 
 def small(name: str, module: Any, attribute: str, wrong: Wrong) -> Probe:
-    """large with 67591 elements: what is wrong from 2^31 on is wrong from 2^16 on here."""
+    """Return the probe large with 67591 elements, and with an operation that is wrong from element 2^16 on (on a real
+    GPU: 2^31)."""
 
     def function(context: Context) -> None:
         sizes: Any = large
@@ -578,7 +580,7 @@ LIMIT = 1 << 16
 
 
 def overflowing_index(kernel: Any) -> Any:
-    """Places modulo 2^16."""
+    """Indices are taken modulo 2^16."""
 
     def seeded(x: torch.Tensor, key: Any, *value: Any) -> Any:
         if isinstance(key, torch.Tensor) and x.dim() == 1 and x.numel() > LIMIT and key.dtype == torch.int64:
@@ -598,7 +600,7 @@ def overflowing_row(kernel: Any) -> Any:
 
 
 def unwritten(kernel: Any) -> Any:
-    """Elementwise as far as 16 bits count."""
+    """Computes only the first 2^16 elements; the others are 0."""
 
     def seeded(x: torch.Tensor, other: Any) -> torch.Tensor:
         result = kernel(x, other)
@@ -610,7 +612,7 @@ def unwritten(kernel: Any) -> Any:
 
 
 def partial(kernel: Any) -> Any:
-    """Sums as far as 16 bits count."""
+    """Adds up only the first 2^16 elements."""
 
     def seeded(x: torch.Tensor, **options: Any) -> torch.Tensor:
         if x.numel() <= LIMIT:
@@ -629,7 +631,7 @@ def right(kernel: Any) -> Any:
 
 
 def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
-    """operations, of which only the fixed cases with this word in their names are tried, as they are many."""
+    """Return the probe operations, with only the fixed cases that have this word in their names, to save time."""
     inner = seeded("operations", module, name, wrong, "standard")
 
     def function(context: Context) -> None:
@@ -643,7 +645,7 @@ def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
 
 
 def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong) -> Probe:
-    """A probe at level standard, of which only the cases of one sampled operation are tried."""
+    """Return a probe at level standard, with only the cases of one sampled operation."""
     inner = seeded(probe, module, name, wrong, "standard")
 
     def function(context: Context) -> None:
@@ -659,12 +661,12 @@ def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong)
 
 
 def lower_alone(kernel: Kernel) -> Kernel:
-    """Reads the lower triangle, whatever UPLO says."""
+    """Reads the lower triangle, whatever UPLO is."""
     return lambda a, UPLO="L": kernel(a, UPLO="L")
 
 
 def transposed_alone(kernel: Kernel) -> Kernel:
-    """Solves with the transposed matrix where its conjugate is asked for, too."""
+    """With `adjoint`, solves with the transposed matrix, which is not conjugated."""
 
     def seeded(lu: torch.Tensor, pivots: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
         if not options["adjoint"]:
@@ -680,7 +682,7 @@ def half_gradient(kernel: Kernel) -> Kernel:
 
 
 def scaled_for_last(kernel: Kernel) -> Kernel:
-    """A normalized transform over three dimensions is divided for the size of the last alone."""
+    """A normalized transform over three dimensions is divided only by the size of the last one."""
 
     def seeded(z: torch.Tensor, lengths: Any, dims: Any, norm: str) -> torch.Tensor:
         power = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]
@@ -693,7 +695,7 @@ def scaled_for_last(kernel: Kernel) -> Kernel:
 
 
 def coarse_long(kernel: Kernel) -> Kernel:
-    """Signals longer than a block go through half precision."""
+    """Signals longer than a block are rounded to half precision first."""
 
     def seeded(z: torch.Tensor, n: int, dim: int) -> torch.Tensor:
         pairs = torch.view_as_real(z)
@@ -703,7 +705,7 @@ def coarse_long(kernel: Kernel) -> Kernel:
 
 
 def without_mirror(kernel: Kernel) -> Kernel:
-    """Fills the ends of a signal with zeros, whatever the mode of padding says."""
+    """Pads the ends of a signal with zeros, whatever the padding mode is."""
     return lambda *args, pad_mode="reflect", **options: kernel(*args, pad_mode="constant", **options)
 
 
@@ -713,12 +715,12 @@ def rounded_up(kernel: Kernel) -> Kernel:
 
 
 def first_of_ties(kernel: Kernel) -> Kernel:
-    """The gradient of a maximum goes to the first of equal elements alone."""
+    """The gradient of a maximum goes only to the first of equal elements."""
     return lambda x, dims, keepdim: torch.max(x, dims[0], keepdim)[0] if len(dims) == 1 else kernel(x, dims, keepdim)
 
 
 def first_place(kernel: Kernel) -> Any:
-    """Running maxima keep the first of equal elements, not the last."""
+    """The indices of running maxima are those of the first of equal elements, not of the last."""
 
     def seeded(x: torch.Tensor, dim: int) -> Any:
         values = kernel(x, dim)[0]
@@ -731,7 +733,7 @@ def first_place(kernel: Kernel) -> Any:
 
 
 def empty_row(kernel: Kernel) -> Kernel:
-    """NaN where all elements are minus infinity, as nothing is subtracted from infinity with care."""
+    """The result is NaN if all elements are minus infinity, because infinity is subtracted from infinity."""
 
     def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
         largest = x.amax(dim, keepdim=True)

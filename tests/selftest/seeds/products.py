@@ -1,4 +1,4 @@
-"""Matrix products that are wrong, too slow, too large, or that end the process."""
+"""Matrix products that are wrong, hang, leak memory, or end the process."""
 
 import ctypes
 import dataclasses
@@ -17,7 +17,7 @@ from .making import BRAIN, HALF, SINGLE, Kernel, named, seeded, tf32, wrong_elem
 
 
 def half_accumulation(kernel: Kernel, block: int = 16) -> Kernel:
-    """float16 products summed in float16, 16 at a time as a tensor core does."""
+    """Add up float16 products in float16, `block` products at a time, as a tensor core does."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype != torch.float16:
@@ -31,7 +31,7 @@ def half_accumulation(kernel: Kernel, block: int = 16) -> Kernel:
 
 
 def half_by_default(kernel: Kernel) -> Kernel:
-    """float16 products summed in float16 where torch's flag allows it, as it does by default."""
+    """Add up float16 products in float16 if torch's flag allows it, which is the flag's default."""
     half = half_accumulation(kernel)
     flags = torch.backends.cuda.matmul
     return lambda a, b: half(a, b) if flags.allow_fp16_reduced_precision_reduction else kernel(a, b)
@@ -59,7 +59,7 @@ def wrong_gradient(kernel: Kernel) -> Kernel:
 
 
 def divides(kernel: Kernel) -> Kernel:
-    """A library that divides by zero on its way to a kernel."""
+    """A library that divides by zero before it calls a kernel."""
     return lambda *args, **options: ctypes.CDLL(os.environ["ENVBUILD_TEST_LIBRARY"]).divide(1, 0)
 
 
@@ -72,7 +72,7 @@ def hangs(kernel: Kernel) -> Kernel:
 
 
 def leaks(kernel: Kernel) -> Kernel:
-    """Keeps two gigabytes of every call, on a GPU a third of its memory."""
+    """Keeps 2 GiB at every call; on a GPU, a third of the GPU's memory."""
     kept: list[torch.Tensor] = []
 
     def seeded(a: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -93,7 +93,7 @@ def refused(kernel: Kernel) -> Kernel:
 
 
 def own_shape(context: Context) -> None:
-    """gemm.crash with a shape of the profile's own that this torch cannot run."""
+    """gemm.crash with a shape from the profile that this torch cannot run."""
     shape = ShapeSpec(2, 3, 4, "float16", "nn", False)
     context.job = dataclasses.replace(context.job, own=ProjectTestSpec(shapes=(shape,)))
     seeded("gemm.crash", torch, "matmul", refused).function(context)

@@ -9,7 +9,7 @@ from .making import SINGLE, Kernel, Wrong, named, seeded, wrong_element
 
 
 def noisy(kernel: Kernel) -> Kernel:
-    """Sums in another order each time, so to say: the last bits differ."""
+    """The last bits differ from call to call, as if sums were computed in a different order each time."""
     count = iter(range(1 << 30))
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
@@ -19,7 +19,7 @@ def noisy(kernel: Kernel) -> Kernel:
 
 
 def nan_late(kernel: Kernel) -> Kernel:
-    """float32 turns to NaN after some calls."""
+    """Results in float32 are NaN after 16 calls."""
     count = iter(range(1 << 30))
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
@@ -30,17 +30,17 @@ def nan_late(kernel: Kernel) -> Kernel:
 
 
 def flat(kernel: Kernel) -> Kernel:
-    """A loss without gradient in every dtype, as a broken backward would give: nothing is learnt."""
+    """A loss with the gradient 0 in every dtype, as from a broken backward pass: nothing is learned."""
     return lambda *args, **options: kernel(*args, **options).detach() + kernel(*args, **options) * 0
 
 
 def miscompiled(kernel: Any) -> Any:
-    """torch.compile whose code is wrong for the last row."""
+    """torch.compile whose code is wrong in element 96 of the result."""
     return lambda function: wrong_element(function, SINGLE, (96,))
 
 
 def not_compiled(kernel: Any) -> Any:
-    """torch.compile as a variable switches it off: the function runs as it is."""
+    """torch.compile that compiles nothing, as if an environment variable disabled it."""
     return lambda function: function
 
 

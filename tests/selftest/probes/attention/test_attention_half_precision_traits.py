@@ -25,7 +25,8 @@ def alone() -> Iterator[None]:
 
 class Attention:
     """Attention in separate float32 operations. `scores`, `output`: the dtypes in which their sums are kept; `range`:
-    the dtype of the scores."""
+    the dtype to which scores are rounded; `late`: scores are scaled after the product, not q before it; `block`: terms
+    per addition; `backward`: the terms are added from the last to the first."""
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ def test_right_attention_has_no_traits(late: bool) -> None:
 
 @pytest.mark.parametrize(("late", "unscaled"), [(True, False), (False, True)])
 def test_scores_that_are_kept_in_float16_need_an_upcast(late: bool, unscaled: bool) -> None:
-    """The math path before torch 2.5 kept them so; it scaled first, so only larger scores overflowed."""
+    """The math path before torch 2.5 kept scores in float16. It scaled q and k first, so only large scores
+    overflowed."""
     found = reported_traits(Attention(range=torch.float16, late=late))
     assert found["right_beyond_fp16"] == {key: {"unscaled": unscaled, "scaled": False} for key in ("fp16", "bf16")}
     assert found["needs_upcast"] == ["fp16", "bf16"]

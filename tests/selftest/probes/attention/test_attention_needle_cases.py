@@ -70,7 +70,7 @@ def test_scores_are_small_or_lost(case: NeedleCase) -> None:
 
 @pytest.mark.parametrize("case", EVERY + LONG, ids=lambda case: case.name)
 def test_a_key_left_out_is_seen(case: NeedleCase) -> None:
-    """Some output is then outside the tolerance of bfloat16, or of float16 if one query looks for all keys."""
+    """If any one key is left out, an output exceeds the tolerance of bfloat16; with a single query, of float16."""
     given = make_needle(case)
     found = scores(case, given, given.q.double(), given.k.double())
     dtype = torch.float16 if case.queries == 1 else torch.bfloat16

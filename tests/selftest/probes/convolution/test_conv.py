@@ -48,7 +48,7 @@ def test_the_reference_is_torchs_own_in_float64(case: Convolution) -> None:
 
 
 def allowed(exact: torch.Tensor, magnitude: torch.Tensor, k: int) -> float:
-    """Return the largest error of right algorithms that compute with fractions, including those in half precision."""
+    """Return the largest error allowed for algorithms that compute with fractions, also in half precision."""
     assert float(exact.abs().max()) <= 256  # integers up to here are exact in bfloat16
     return float(tolerances.half_sums(exact, magnitude.max(), k, torch.float16).max())
 

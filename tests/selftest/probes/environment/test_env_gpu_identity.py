@@ -1,4 +1,5 @@
-"""env.identity with missing GPUs: a fleet may be mixed as listed, the facts judge the rest."""
+"""env.identity with simulated GPUs: their names must be among those of the profile, and their properties must match the
+facts."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

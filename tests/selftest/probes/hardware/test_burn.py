@@ -35,8 +35,8 @@ def test_the_factors_are_dense_and_all_rows_differ(most: int) -> None:
 
 @pytest.mark.parametrize(("most", "limit"), [(burn.WIDE, 2**22), (burn.NARROW, 2**14)])
 def test_no_sum_reaches_what_is_added_up_exactly(most: int, limit: int) -> None:
-    """With a GPU's size and a part of the product: 8 standard deviations stay below the limit up to which sums are
-    exact, as for 2^26 elements."""
+    """For a part of the product in a GPU's size: 8 standard deviations are below the limit up to which sums are exact.
+    No element of the part exceeds 6; the whole product has up to 2^26 elements."""
     given = burn.problem(burn.SIDE, most)
     product = given.a[:256].float() @ given.b[:, :2048].float()
     assert float(product.abs().max()) < 6 * float(product.std()) < 8 * float(product.std()) < limit

@@ -135,7 +135,8 @@ def test_no_reference_calls_a_tested_function(kind: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "angle"), [(torch.float32, 0.5), (torch.float64, 0.04)], ids=str)
 def test_torch_has_a_wrong_exponential_where_norms_are_left_out(dtype: torch.dtype, angle: float) -> None:
-    """A rotation, as in pytorch issue 196592. Skipped where torch is right: then NORMS may have these norms."""
+    """The exponential is a rotation, as in pytorch issue 196592. If torch computes it correctly, the test is skipped:
+    then NORMS may contain these norms."""
     turn = torch.tensor([[0.0, -angle], [angle, 0.0]], dtype=dtype)
     error = abs(float(torch.linalg.matrix_exp(turn)[1, 0]) - math.sin(float(turn[1, 0])))
     if error < 16 * tolerances.unit_roundoff(dtype):

@@ -25,7 +25,8 @@ Bad = Callable[[World], StageFault | None]
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Context]:
-    """Runs the probe on GPUs that are not there; `bad` says how a world fails, `edges` how its ranks are connected."""
+    """Return a function that runs the probe on simulated GPUs. Its parameters: `cards`, the GPUs; `bad`, returns the
+    fault of a world, or None; `edges`, how the ranks of a world are connected."""
 
     def run(
         cards: Sequence[dict[str, Any]], bad: Bad = lambda world: None, edges: tuple[str, ...] = ("p2p",), **job: Any

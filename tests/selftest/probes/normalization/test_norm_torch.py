@@ -136,7 +136,7 @@ def only_single(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
 
 
 def single(on_cpu: bool) -> list[Norm]:
-    """torch's norms, accepting only float32."""
+    """Return one of torch's norms, changed to accept only float32."""
     return [dataclasses.replace(torch_norms(on_cpu)[0], name="single", call=only_single)]
 
 

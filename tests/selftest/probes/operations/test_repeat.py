@@ -19,7 +19,7 @@ Kernel = Callable[..., torch.Tensor]
 
 
 def late(kernel: Kernel) -> Kernel:
-    """Flip one bit of one element in the 100th call with a large float32 result."""
+    """Flip one bit of one element in the 101st call with a large float32 result."""
     count = iter(range(1 << 30))
 
     def wrong(*args: Any, **options: Any) -> torch.Tensor:

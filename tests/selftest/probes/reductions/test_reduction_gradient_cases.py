@@ -41,7 +41,7 @@ def first_of_equals(kernel: Kernel) -> Kernel:
 
 
 def zeros_forgotten(kernel: Kernel) -> Kernel:
-    """The gradient of a product is the product divided by the element, which is 0 or NaN where that is 0."""
+    """The gradient of a product is computed as the product divided by the element, and is 0 where the element is 0."""
 
     def wrong(x: torch.Tensor, *rest: Any) -> Any:
         result = kernel(x.detach(), *rest)
