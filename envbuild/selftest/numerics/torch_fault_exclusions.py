@@ -82,8 +82,8 @@ KNOWN_FAULTS = (
             "dtype": (torch.float32, torch.bfloat16),
         },
     ),
-    # oneDNN 3.12 computes this gradient as that of a plain convolution, whose input is the output of the transposed one.
-    # A kernel that is deeper than this input is wrong, in channels last or not.
+    # oneDNN 3.12 computes this gradient as that of a plain convolution whose input is the output of the transposed one.
+    # The result is wrong if the kernel is deeper than this input, in any memory layout.
     KnownFault(
         name="transposed convolution to a volume that is shallower than the kernel",
         operation="convolution",
