@@ -210,6 +210,10 @@ def test_a_models_other_dtype_and_inputs_are_noted() -> None:
             lambda d: d["ops"][0].update(shape=[1]),
             r"exact/linear.fp32 has the shape \[67, 83\] in the first and \[1\] in the second",
         ),
+        (
+            lambda d: d["ops"][0].update(exact=not d["ops"][0]["exact"]),
+            "exact/linear.fp32 is an exact operation in only one of the fingerprints",
+        ),
         (lambda d: d.update(subject="model"), "the first fingerprint is of operations, the second of model"),
         (lambda d: [item.update(teacher=None, free=None) for item in d["ops"]], "no operation is in both fingerprints"),
     ],
