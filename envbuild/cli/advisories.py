@@ -37,7 +37,7 @@ class AdvisoryList:
 def command(name: str | None, as_json: bool) -> None:
     """List every advisory: id, severity, the fault and its fix. With the name of a GPU, list those that may apply on
     this GPU. With the name of a profile, list those that apply to its versions. If a GPU and a profile have the same
-    name, such as h20, it means the GPU.
+    name, such as h20, the name means the GPU.
 
     Example: envbuild advisories
     Example: envbuild advisories h20

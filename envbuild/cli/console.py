@@ -46,9 +46,9 @@ class Console:
     its current activity.
 
     `results`: whether the results of the probes are the output of the command. If so, each is printed on stdout as soon
-    as its probe has ended. stderr then shows only a live table, which disappears at the end, so that a log of both
-    streams contains each probe once. `write`: a function that receives each line instead of stderr; there is then no
-    live display."""
+    as its probe has ended. stderr then shows no results, except in a terminal, where it shows a live table while the
+    probes run. If stdout is a terminal too, the table disappears at the end, so that each probe is shown once. `write`:
+    a function that receives each line instead of stderr; there is then no live display."""
 
     def __init__(
         self, results: bool = False, verbose: bool = False, write: Callable[[str], None] | None = None
@@ -125,7 +125,8 @@ class Console:
         self._live.update(shown)
 
     def _probe_table(self) -> Live | None:
-        """Return the live table of probes. In a terminal, it replaces the line with the current activity; else None."""
+        """Return the live table of probes, which replaces the line with the current activity. Return None if stderr is
+        not a terminal."""
         if self._live and not self._probes:
             from envbuild.cli import probe_result_display  # not for --help
 

@@ -138,7 +138,7 @@ def _content(block: Block, folder: Path) -> str:
     return "\n".join(f"```\n{text}```" for text in texts)
 
 
-_EVIDENCE = "evidence"  # the folder next to a document with the statements that its readers can check
+_EVIDENCE = "evidence"  # a folder next to the document: it holds the statements that readers of the document can check
 
 
 def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:

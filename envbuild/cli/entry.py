@@ -187,7 +187,7 @@ def _log_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["-v", "--verbose"], count=True, expose_value=False, is_eager=True, callback=_show_log,
-            help="Show processes, requests, files and steps on stderr; -vv also shows their results.",
+            help="Show processes, requests, files and steps on stderr; -vv also shows the output of the processes.",
         ),
         click.Option(["--debug"], is_flag=True, expose_value=False, help="Print the traceback of an error."),
     ]  # fmt: skip

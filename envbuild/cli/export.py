@@ -155,9 +155,9 @@ def _devcontainer(loaded: LoadedProfile, locked: Lock) -> str:
 def _check(loaded: LoadedProfile, locked: Lock) -> str:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
-    The file needs Python 3.9 and torch. It checks versions, loaded libraries and the GPU, and runs the probes of level
-    quick. If a check fails, it prints the fix and exits with 5. With --no-probes it compares only versions, library
-    files, driver and GPU model, without torch and in under two seconds.
+    The file needs Python 3.9 or newer, and torch. It checks versions, loaded libraries and the GPU, and runs the probes
+    of level quick. If a check fails, it prints the fix and exits with 5. With --no-probes it compares only versions,
+    library files, driver and GPU model, without torch and in under two seconds.
 
     Example: envbuild export check h20
     Example: python check-h20.py --no-probes

@@ -223,7 +223,8 @@ def planned_repair(
     found: Explanation | None, python: str | None, gpus: Sequence[Gpu], *, files_only: bool = False
 ) -> tuple[RepairPlan, Holdings]:
     """Return the repair plan for an environment, and the environment's contents. `gpus`: the GPUs to judge it for, as
-    for expected_hardware_from. Raises FileError if torch is not installed there."""
+    for expected_hardware_from. `files_only`: as in required_changes.diagnose. Raises FileError if torch is not
+    installed there."""
     from envbuild.audit import environment_audit
     from envbuild.repair import repair_plan, required_changes
 

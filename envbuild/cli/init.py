@@ -29,7 +29,8 @@ class NewProfile:
 )
 @click.option(
     "--from-env", "python", metavar="PATH",
-    help="Write a profile from the contents of an environment of this machine, or of its interpreter; needs no engine.",
+    help="Write a profile from the contents of an environment of this machine; PATH is its folder or its interpreter. "
+    "Needs no engine.",
 )  # fmt: skip
 @json_option
 def command(name: str, parent: str | None, image: str | None, python: str | None, as_json: bool) -> None:

@@ -35,8 +35,8 @@ class KeyPair:
 def command(name: str, as_json: bool) -> None:
     """Create an ECDSA P-256 key pair: the private NAME.key, encrypted with a passphrase, and the public NAME.pub.
 
-    The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal. To sign with the
-    key, name it in ~/.config/envbuild/config.yaml: signing_key: PATH.
+    The passphrase comes from ENVBUILD_KEY_PASSPHRASE, else from the file ENVBUILD_KEY_PASSPHRASE_FILE, else from the
+    terminal. To sign with the key, name it in ~/.config/envbuild/config.yaml: signing_key: PATH.
     Example: envbuild keygen -o team
     """
     if not name or name.endswith("/") or Path(name).name in ("", ".."):

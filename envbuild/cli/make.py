@@ -207,7 +207,7 @@ def _one(name: str, options: Options, as_json: bool) -> None:
     from envbuild.pipeline import make_build_and_test  # not for --help
 
     def agree(question: str) -> bool:
-        """Ask the user, if stdin and stderr are a terminal."""
+        """Ask the user; without asking, return False if stdin or stderr is not a terminal, or with --json."""
         return not as_json and sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
 
     result = make_build_and_test.make(name, options, listener(), agree)

@@ -40,8 +40,8 @@ class PinnedDigests:
 @click.option("--check", is_flag=True, help="Only check: exit 8 if a digest is missing or out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Add the current digest to every REGISTRY/NAME:verified in files. The files then use this image even after the tag
-    has moved.
+    """Add the current digest to every REGISTRY/NAME:verified in files. The files then use the same image even after the
+    tag has moved.
 
     Only asks the registry for the digest; `envbuild verify` checks whether the image can be trusted.
     Example: envbuild pin-digests Dockerfile .gitlab-ci.yml

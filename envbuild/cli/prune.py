@@ -30,12 +30,13 @@ class PrunedItems:
 
 @click.command("prune", short_help="Remove old images and caches.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
-@click.option("--images-only", is_flag=True, help="Keep the caches of wheels, Debian packages and base layers.")
+@click.option("--images-only", is_flag=True, help="Remove only images; keep all cached files.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     """Remove images that no lock names, and cached files that no lock needs.
 
-    Keeps what the locks of this folder need, and images of locks in other folders while those lock files exist.
+    Keeps what the locks of this folder need. Keeps also what a lock in another folder needs, if an image was built from
+    it and its file still exists.
     Never removes a verified or a running image. Removes without asking; --dry-run shows what it would remove. Stops
     at a lock file that cannot be read, because its needs are unknown.
     Example: envbuild prune --dry-run

@@ -93,7 +93,7 @@ def _started(program: tuple[str, ...], environment: ProgramEnvironment) -> int:
         return host_processes.run_attached(program, env=environment.variables, on_start=watch.start)
     finally:
         if not watch.stop() and environment.libraries:
-            _say(f"{', '.join(environment.libraries)}: the program did not load it, as far as was seen")
+            _say(f"not loaded by the program, as far as was seen: {', '.join(environment.libraries)}")
 
 
 def _interpreter(name: str) -> str | None:

@@ -162,7 +162,7 @@ def _print(document: ShowDocument, proof: str) -> None:
     click.echo(f"{document.profile}{mark}: {document.description}")
     if document.gpus:
         archive = document.forward_compatibility
-        compat = " (forward-compatibility libraries are used if it is older than these)" if archive else ""
+        compat = " (forward-compatibility libraries are used if the driver is older than they are)" if archive else ""
         reason = f": {document.why['driver']}" if "driver" in document.why else ""
         click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}{reason}")
         for line in document.other_lines:

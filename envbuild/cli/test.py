@@ -134,9 +134,9 @@ def command(
 
     Tests the image of each profile, or with --python an environment of this machine. Only --record writes evidence,
     signed if signing_key is set in config.yaml, and moves the tag `verified`. --record needs an image that envbuild
-    built from the profile's lock; with --python, an environment with the files of the lock, such as
-    `envbuild install` makes. --record always runs the complete self-test of the profile. With -v, the output of the
-    profile's own script is shown even if the script passed.
+    built from the profile's lock. With --python it needs an environment with the files of the lock, such as
+    `envbuild install` makes. --record always runs the complete self-test that the profile defines. With -v, the output
+    of the profile's own script is shown even if the script passed.
 
     Example: envbuild test cpu --image myproject:latest
     Example: envbuild test h20 --python .venv

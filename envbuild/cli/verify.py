@@ -94,10 +94,11 @@ def command(
 
     For images in this machine's engine, use status. Contacts only the registry, and needs no Docker Engine. Without
     --key, the keys of --policy are trusted, else the key that the setting public_key names. Without any key, the signer
-    cannot be checked: exit 5. This, or a missing or invalid key file, is reported before the registry is contacted. If
-    the image is verified, its digest is printed on stdout; otherwise exit 5 lists every reason. Without REF, only the
-    statements of --evidence are checked. With --python, the files of an environment are compared with these statements,
-    and with those that push --python published at REF; the digest of the files is printed.
+    cannot be checked: exit 5. That no key is given, or that a key file is missing or invalid, is reported before the
+    registry is contacted. If the image is verified, its digest is printed on stdout; otherwise exit 5 lists every
+    reason. Without REF, only the statements of --evidence are checked. With --python, the files of an environment are
+    compared with these statements, and with those that push --python published at REF; the digest of the files is
+    printed.
     Example: envbuild verify registry.example/h20:verified --key team.pub
     Example: envbuild verify registry.example/h20 --python .venv --key team.pub
     """

@@ -41,9 +41,9 @@ is missing, it is created, and this is reported. For text, `-` as a file name me
 exit code is then the first of these codes that occurred: 130, 5, 6, 7, 3, 8, 2, 4. `lock` takes several profiles too,
 but stops at the first error; `lock --check` reports the errors of all profiles.
 
-`-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows their results.
-`ENVBUILD_LOG=FILE` appends all of this to a file. Secrets are masked. For a bug report, add `--debug` (for tracebacks),
-and send the output of `envbuild --version --json` and the file that `envbuild doctor -o FILE` writes.
+`-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows the output of
+the processes. `ENVBUILD_LOG=FILE` appends all of this to a file. Secrets are masked. For a bug report, add `--debug`
+(for tracebacks), and send the output of `envbuild --version --json` and the file that `envbuild doctor -o FILE` writes.
 
 To enable shell completion, also for names of profiles, put this into the shell's start-up file:
 `eval "$(_ENVBUILD_COMPLETE=bash_source envbuild)"` (or `zsh_source`, `fish_source`).
