@@ -15,7 +15,8 @@ from envbuild.util.untrusted_input_errors import Refusal
 
 @dataclass(frozen=True)
 class LoadedDocument(VerdictDocument):
-    """The document of `load`, which has all keys of the document of `verify`. `tag`: of the image in the engine."""
+    """The document of `load`, which has all keys of the document of `verify`. `tag`: the tag of the image in the
+    engine."""
 
     tag: str
 

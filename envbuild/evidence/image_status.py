@@ -129,7 +129,8 @@ _TAG_REASONS: Mapping[TagState | None, str] = {
 def _tag(
     engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
 ) -> TagState | None:
-    """Compare the tag `verified` with the evidence. Returns None if the tag does not exist and no image is verified."""
+    """Compare the tag `verified` with the evidence. Returns None if the tag does not exist and `image` is not
+    verified."""
     handle = tags.get(VERIFIED)
     if handle is None:
         return "missing" if is_proved else None

@@ -81,8 +81,9 @@ def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
 
 @dataclass(frozen=True)
 class ProofRow:
-    """The evidence for one GPU model in a JSON document. `model`: cpu for a profile without GPUs. `state`: stale: for
-    another lock, self-test or level; failed: the newest self-test failed. `statement`: the file. For valid evidence,
+    """The evidence for one GPU model in a JSON document. `model`: cpu for a profile without GPUs. `state`: stale: the
+    evidence does not meet the requirements, for example because it is for another lock, self-test or level; failed: the
+    self-test failed, and no later run overrides the failure. `statement`: the file. For valid evidence,
     `level` is the level of the self-test, and `unconfined` lists the restrictions of Docker's containers that were
     missing when it ran."""
 

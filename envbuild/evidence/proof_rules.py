@@ -20,9 +20,10 @@ CPU = "cpu"
 class Proof:
     """Whether the evidence for one GPU model ("cpu" if the profile names no GPU) meets the profile's requirements.
 
-    `state`: proved, stale (the evidence is for another lock, self-test or level, lacks a probe, or reports a failure),
-    or missing. `failed`: the self-test failed, and no later run overrides the failure. `level`: the level of the run.
-    `unconfined`: the restrictions of Docker's containers that were missing in the run."""
+    `state`: proved, stale (there is evidence, but it does not meet the requirements: for example, it is for another
+    lock, self-test or level, lacks a probe, or reports a failure), or missing. `failed`: the self-test failed, and no
+    later run overrides the failure. `level`: the level of the run. `unconfined`: the restrictions of Docker's
+    containers that were missing in the run."""
 
     model: str
     state: str

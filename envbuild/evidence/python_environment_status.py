@@ -50,8 +50,8 @@ class RecordedEnvironment:
 
 
 def recorded_environments(loaded: LoadedProfile, lock: Lock) -> tuple[RecordedEnvironment, ...]:
-    """Return the evidence on this machine about environments with the locked files, in the state of each environment
-    that its newest record describes. Whether an environment still is in this state is not checked."""
+    """Return the evidence on this machine about environments with the locked files. It is judged as if each environment
+    still were as its newest record describes it; whether it is, is not checked."""
     rows = []
     for subject in evidence_statements_and_store.stored_subjects():
         records = (record for _, record in evidence_statements_and_store.stored(subject))

@@ -95,9 +95,9 @@ class SideRow:
 class DiffDocument:
     """The document of `diff`. `state`: configuration if the layers are the same and something else differs. `settings`,
     `pins`, `environment`, `advisory_states`: the values that differ. `layers`: the layers of `b` that `a` does not
-    have. `layers` and `advisory_states` are null if the sides are of kinds that cannot be compared in this. The base
-    image that a lock names counts as one layer.
-    `new_bytes`: the size of `layers`, counted as the `unit` of `b` says. `files`: the result of --files."""
+    have. The base image that a lock names counts as one layer. `layers` is null if one side is an image and the other
+    is not; `advisory_states` is null if one side is a lock. `new_bytes`: the size of `layers`, counted as the `unit` of
+    `b` says. `files`: the result of --files."""
 
     state: Literal["same", "configuration", "different"]
     a: SideRow
@@ -241,9 +241,10 @@ def _total(layers: Sequence[DiffLayer]) -> int | None:
 
 
 def _layers(lock: Lock) -> Iterator[DiffLayer]:
-    """Yield the layers in the order of the image. The hashes of a layer's files identify it. A base image is one entry:
-    the number of its layers is not in the lock. Nor is whether the image has a layer with links for the nvcc of a base
-    image, or one with modes of its folders; these layers, of no bytes to fetch, are left out."""
+    """Yield the layers in the order of the image. The hashes of a layer's files identify it. A base image is one entry,
+    because the lock does not contain the number of its layers. On a base image, the image may also have a layer with
+    links for the nvcc of the base image, and a layer with the modes of the base image's folders. Whether it has them is
+    not in the lock, and nothing is fetched for them, so they are left out."""
     for source in layer_order.layer_sources(lock):
         if source is not SingleLayer.BASE_NVCC:
             yield _layer(lock, source)

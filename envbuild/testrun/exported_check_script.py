@@ -1,4 +1,5 @@
-"""Renders a single file that checks an environment against a profile's lock, on any machine with torch. Pure.
+"""Renders a single file that checks an environment against a profile's lock, on any machine with torch. Pure, except
+that it reads source files of envbuild.
 
 The file is a Python script. The payload (the self-test and the profile's expectations) is in comments after the code.
 If the file is truncated anywhere, it is either invalid Python (an unterminated string), or its checksum does not match.

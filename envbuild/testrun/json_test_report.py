@@ -33,7 +33,8 @@ class ProbeRow:
 @dataclass(frozen=True)
 class TestDocument:
     """The document of `test`. `state`: skipped if nothing failed, but a required probe, or every probe, could not run.
-    `interpreter`: the path of the Python that --python selects. The self-test reported `python` to `seed`."""
+    `interpreter`: the path of the Python that --python selects. `python`, `torch`, `device`, `level` and `seed`: as the
+    self-test reported them."""
 
     profile: str
     state: Literal["passed", "failed", "skipped"]

@@ -1,7 +1,7 @@
 """Judges the raw output of a self-test: converts it to probe results and errors of the run. Pure.
 
-The output is not trusted. Without errors it must have every frame of this run once, complete, and in order. A frame is
-a line that begins with ENVBUILD and the nonce of the run.
+The output is not trusted. It is free of errors only if it has every frame of this run once, complete, and in order. A
+frame is a line that begins with ENVBUILD and the nonce of the run.
 """
 
 from __future__ import annotations
@@ -154,8 +154,9 @@ def _ending(output: RawOutput) -> list[str]:
 
 
 def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list[ProbeResult], list[str]]:
-    """Return the planned probes, the results, and the errors in the sequence of frames, which must be: start, one per
-    probe, environment, end."""
+    """Return the planned probes, the results, and the errors in the sequence of frames. The first frame must be `start`
+    and the last `end`; between them is one for each planned probe, in the planned order. Frames of other kinds, such as
+    `environment`, may stand anywhere between them."""
     kinds = [document.get("kind") for document in documents]
     if not kinds or kinds[0] != "start":
         return [], [], ["the self-test's output contains no frame of this run"]
@@ -218,7 +219,8 @@ def _worst(name: str, runs: Sequence[TestRun]) -> ProbeResult:
 
 
 def join_runs(alone: TestRun, across: TestRun) -> TestRun:
-    """Join the run on one node and the run across nodes into one. The result lists the missing restrictions of both."""
+    """Join the run on one node and the run across nodes into one. The result lists the restrictions that were missing
+    in either run."""
     return replace(
         alone,
         results=(*alone.results, *across.results),

@@ -15,10 +15,10 @@ MAX_STDOUT = 64 << 20  # limit on a runner's output, in bytes
 
 
 class RunLocation(BaseModel):
-    """Where a cluster ran a self-test. Each runner sets the fields that it knows, and only these are written to the
-    record.
+    """Where a self-test ran, if not in a container of this machine's engine. Each runner sets the fields that it knows,
+    and only these are stored.
 
-    `unconfined`: the restrictions of a local container that were missing; `told_image`: the image id that the cluster
+    `unconfined`: the restrictions of Docker's containers that were missing; `told_image`: the image id that the cluster
     reports; `interface`, `infiniband`: for a run on several nodes, the network interface, and whether each node has
     InfiniBand devices; `nodes`: if the run had a second part on several nodes, where that part ran."""
 
@@ -158,7 +158,7 @@ class TestRun:
 
     @property
     def unconfined(self) -> tuple[str, ...]:
-        """The restrictions of a local container that were missing in this run, as reported by the runner."""
+        """The restrictions of Docker's containers that were missing in this run, as reported by the runner."""
         return self.where.unconfined if self.where else ()
 
     def failures(self) -> list[RunFailure]:

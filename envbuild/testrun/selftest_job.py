@@ -1,5 +1,5 @@
 """Builds a job: the input of a self-test run (the self-test's code and its job document) and the limits of the run.
-Pure."""
+Pure, except that it reads the self-test's source files and draws random nonces and seeds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ sys.exit(importlib.import_module(sys.argv[1]).main(job))
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the container: memory and shared memory in bytes, time in seconds."""
+    """Limits of the container: `memory`, shared memory (`shm`) and /tmp (`tmp`) in bytes, `timeout` in seconds, and the
+    number of processes (`pids`)."""
 
     memory: int
     timeout: float

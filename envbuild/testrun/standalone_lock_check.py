@@ -137,8 +137,8 @@ def _pip(*words: str) -> str:
 
 
 def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], python: str | None) -> Iterator[Fault]:
-    """Yield each version that differs from the locked one, torch and CUDA libraries first. The fix of each is one
-    command that installs all of them."""
+    """Yield a differing version of Python, then each distribution whose version differs from the locked one, torch and
+    CUDA libraries first. The fix of each distribution is one command that installs all of them."""
     own = platform.python_version()
     if python and not f"{own}.".startswith(f"{python}."):
         yield f"Python is {own}, but {python} is locked", f"start the check with Python {python}"
