@@ -82,8 +82,9 @@ class Ruled:
 class Explanation:
     """The result of `explain`. `matches`: sorted by confidence, highest first; empty if no cause is known.
 
-    `possible`: causes with a confidence below NAMED. If there are matches, it contains only advisories whose lines are
-    in the log and whose only contradiction is a version that the log does not show to be loaded. `decide`: if there are
+    `possible`: advisories whose lines are in the log, and whose only contradiction is a version that the log does not
+    show to be loaded; if there are no matches, also causes with a confidence from CANDIDATE to below NAMED. At most
+    MOST_POSSIBLE, those with the highest confidence. `decide`: if there are
     no matches, how to distinguish the causes of each symptom in the log. `advice`: what to enable before the next run.
     """
 

@@ -26,7 +26,7 @@ COLUMNS = 100
 MOST_RANKS = 16
 MOST_XIDS = 5
 _CONDA = {"cublas": "libcublas", "cudnn": "cudnn", "nccl": "nccl"}
-"""conda's packages of CUDA libraries; the other libraries have no conda package."""
+"""conda's packages of CUDA libraries. For the other libraries no conda command is printed."""
 _XID = log_pattern(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 

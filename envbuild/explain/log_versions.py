@@ -20,7 +20,8 @@ Found = Mapping[str, tuple[str, ...]]
 """Name -> the distinct versions in the log, in its order."""
 Options = Mapping[str, tuple[str | None, ...]]
 
-# The patterns of a table are tried in order. The first pattern that matches, other than in such a text, is used.
+# The patterns of one of the following tables are tried in order. The first pattern is used that matches outside of the
+# texts described above.
 _TORCH_LOADED = (
     r"\b(?:py)?torch version(?: \(gpu\?\))?(?::| \.{2,60}) {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})"
 )

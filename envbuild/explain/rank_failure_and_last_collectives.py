@@ -53,7 +53,7 @@ class Works:
     the other ranks wait for, because they enqueued fewer collectives, or enqueued the same number and completed fewer,
     or timed out in an earlier collective; empty if all ranks made equal progress. `silent`: ranks of the job for which
     the log has no line about their work; known only for the group of all ranks. `diverged`: if ranks of one group
-    waited in different collectives, the first rank of each collective."""
+    waited in different kinds of collectives, the lowest rank that waited in each kind."""
 
     last: tuple[Work, ...] = ()
     timed_out: tuple[Late, ...] = ()

@@ -120,8 +120,8 @@ class Match:
             yield False
 
     def concerns(self, situation: Situation) -> bool:
-        """Whether all conditions are true. Conditions on versions of torch, libraries, distributions and the driver are
-        ignored."""
+        """Whether all conditions are true, except those on the driver, on torch's version and build, and on the
+        versions of libraries and distributions, which are ignored."""
         anyhow = dataclasses.replace(self, driver=None, torch=None, build=None, libraries={}, distributions={})
         return anyhow.holds(situation)
 

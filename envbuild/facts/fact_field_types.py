@@ -89,7 +89,8 @@ def _versions(value: Any) -> VersionRange:
         raise ValueError(str(error)) from None
 
 
-# An unbounded repeat of a group or of the dot makes a regular expression slow on a hostile log.
+# A repeated group, an unbounded repeat of the dot, or a backreference can make a regular expression slow on a hostile
+# log.
 _SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
 
 
@@ -98,7 +99,7 @@ _FLAGS = re.IGNORECASE | re.ASCII  # ASCII: a word ends before a character of an
 
 @dataclasses.dataclass(frozen=True)
 class LazyPattern:
-    """A regular expression that is compiled when it is first tried. Of 1,700 patterns, only a few are tried on a
+    """A regular expression that is compiled when it is first tried. Of about 2,000 patterns, only a few are tried on a
     log."""
 
     pattern: str
@@ -128,7 +129,9 @@ def _text_of_pattern(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a regular expression in quotes")
     if _SLOW.search(value):
-        raise ValueError("repeats a group or contains .* or .+: write a bounded gap, as in .{0,80}")
+        raise ValueError(
+            r"repeats a group, or contains .*, .+ or a backreference such as \1: write a bounded gap, as in .{0,80}"
+        )
     return value
 
 

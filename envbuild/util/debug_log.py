@@ -1,7 +1,7 @@
 """The debug log of -v, -vv and ENVBUILD_LOG: started processes, HTTP requests, written files, and steps.
 
-Modules log to `logging.getLogger(__name__)`, an action with level INFO and its results with level DEBUG. Secrets are
-masked in every line.
+Modules log to `logging.getLogger(__name__)`: an action and how it ended with level INFO, the variables and the output
+of a started process with level DEBUG. Secrets are masked in every line.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic only 
 
 
 def log_to_stderr(verbosity: int) -> None:
-    """Log actions to stderr if `verbosity` is 1, and their results too if it is larger. A second call replaces the
-    first handler."""
+    """Log to stderr: lines of level INFO if `verbosity` is 1, and those of level DEBUG too if it is larger. A second
+    call replaces the first handler."""
     for before in [handler for handler in _ROOT.handlers if isinstance(handler, _Stderr)]:
         _ROOT.removeHandler(before)
     handler = _Stderr()

@@ -50,9 +50,9 @@ def is_none(folder: Path) -> bool:
 
 
 def full(folders: Iterable[Path | None] = (), what: str = "the disk is full", hint: str = _HINT) -> DiskError:
-    """The error for a full disk, with the free space of folders. It lists the nearly full ones of `folders`. If none is
-    nearly full (a quota is used up, or space was freed meanwhile), it lists all. `folders` defaults to all folders to
-    which envbuild writes."""
+    """The error for a full disk, with the free space of folders, one for each disk. It lists those of `folders` whose
+    disk is nearly full. If none is nearly full (a quota is used up, or space was freed meanwhile), it lists one folder
+    of every disk. `folders` defaults to all folders to which envbuild writes."""
     found = list(_apart([folder for folder in folders if folder] or written_folders()))
     low = [folder for folder in found if is_low(folder)]
     when = "" if low else ", or was a moment ago"

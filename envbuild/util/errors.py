@@ -1,6 +1,6 @@
 """The errors that users see. All have one base class with a hint; each kind has an exit code.
 
-Commands raise these errors. Only `cli.entry.main` catches them; it prints the error and exits with its `code`.
+Any module may raise these errors. `cli.entry.main` prints those that no caller handles, and exits with their `code`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _LONG_GRACE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Completed:
-    """The exit code and the output of a program. `cut`: the program was stopped because it wrote too much."""
+    """The exit code and the output of a program. `cut`: the program was stopped because it wrote too much to stdout or
+    stderr."""
 
     code: int
     stdout: str
@@ -43,7 +44,7 @@ class Completed:
 
 
 class ProcessMissing(EnvbuildError):
-    """The program is not installed."""
+    """The program is not installed or cannot be started."""
 
     code, kind = 6, "program"
 
@@ -143,7 +144,8 @@ def run(
     stopped if it writes more than this number of bytes to stdout, to stderr, or as events. `stop`: lets another thread
     end the program.
 
-    Raises ProcessMissing if the program is not installed, ProcessTimeout after `timeout` seconds.
+    Raises ProcessMissing if the program is not installed or cannot be started, ProcessTimeout after `timeout` seconds,
+    Interrupted if `stop` was called before.
     """
     arguments = [str(part) for part in argv]
     stop.check()

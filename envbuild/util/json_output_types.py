@@ -1,8 +1,8 @@
 """Defines the types that several documents of `--json` use, and the conversion of a document to JSON. Pure.
 
-A document is a frozen dataclass, defined in the module of its command's data. Every key is always present: a value that
-is not known is null, and a list may be empty. Only the document of a failed command may lack keys; it then has the key
-`error`. `cli/document_schemas.py` lists all documents and generates their JSON Schemas.
+A document is a frozen dataclass, defined next to the code that computes its data. Every key is always present: a value
+that is not known is null, and a list may be empty. Only the document of a failed command may lack keys; it then has the
+key `error`. `cli/document_schemas.py` lists all documents and generates their JSON Schemas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Measured = Annotated[
 """A measured number. The values nan, inf and -inf become text, because JSON numbers cannot have them."""
 ImageState = Literal["verified", "unverified", "stale", "failed", "missing", "tampered", "invalid"]
 """verified: the evidence fulfils the profile's requirements. unverified: the image is built, but required evidence is
-missing. stale: the lock is older than the profile, or the evidence is of a different self-test. failed: the self-test
+missing, or the tag `verified` is missing or names another image. stale: the profile changed after the lock was written,
+or there is evidence that does not fulfil the requirements, such as that of a different self-test. failed: the self-test
 failed. missing: the profile is not locked or the image not built. tampered: the tag `verified` was moved by hand.
 invalid: the profile or its lock cannot be read."""
 LockState = Literal["current", "outdated", "missing"]

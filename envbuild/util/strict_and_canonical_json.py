@@ -1,7 +1,7 @@
 """Parses JSON from untrusted sources, and writes JSON that is signed or hashed.
 
-The strict parser limits size and depth. It rejects duplicate keys, of which different parsers might take different
-ones, NaN, infinity, and integers of 20 or more characters. In canonical JSON, keys are sorted and there are no spaces,
+The strict parser limits size and depth. It rejects duplicate keys (parsers differ in which of the values they take),
+NaN, infinity, and integers of 20 or more characters. In canonical JSON, keys are sorted and there are no spaces,
 so the same value always gives the same bytes.
 """
 

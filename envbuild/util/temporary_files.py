@@ -58,8 +58,8 @@ def file(inside: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def abandoned(inside: Path | None = None) -> Iterator[Path]:
-    """Yield the temporary folders and files of this user whose process has ended. Each is locked while the caller
-    handles it."""
+    """Yield this user's temporary folders and files if the process that created them has ended; without `inside`, only
+    folders. Each is locked while the caller handles it."""
     pattern = f".{_PREFIX}*" if inside else f"{_PREFIX}*"
     for path in sorted((inside or Path(tempfile.gettempdir())).glob(pattern)):
         with contextlib.suppress(OSError):  # it is in use, or another process is removing it
@@ -92,7 +92,7 @@ def _open(path: Path) -> int | None:
 
 
 def _hold(handle: int, path: Path) -> bool:
-    """Lock a new file or folder until this process ends. Return whether it still exists: if a `sweep` locked it first,
+    """Lock a new file or folder until `handle` is closed. Return whether it still exists: if a `sweep` locked it first,
     this call waits until the sweep has removed it."""
     with contextlib.suppress(OSError):  # on file systems without locks, `sweep` removes nothing
         fcntl.flock(handle, fcntl.LOCK_SH)

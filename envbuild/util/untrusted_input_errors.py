@@ -1,4 +1,4 @@
-"""Errors for invalid input from a server, or with an invalid signature. Each has a reason id that does not change
+"""Errors for invalid input from a server, and for invalid signed input. Each has a reason id that does not change
 between versions."""
 
 from __future__ import annotations

@@ -299,7 +299,8 @@ def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
 
 
 def home(file: FilePath) -> FilePath:
-    """The project's folder for a profile's file: the folder that contains profiles/.
+    """The project's folder for a profile's file: the folder that contains profiles/, or, for a file that is not in such
+    a folder, the folder of the file.
 
     `file` may be relative to the working folder, for example a bare name if the working folder is profiles/.
     """
