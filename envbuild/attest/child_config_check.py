@@ -95,7 +95,7 @@ def _variables(found: Mapping[str, str | None], base: Mapping[str, str]) -> Iter
             yield Reason("environment", f"{name} is {_shown(value)}, but {_shown(base[name])} in the base image")
         elif _DECISIVE.fullmatch(name) and not _HARMLESS.fullmatch(name):
             text = f"{name} is set in the child image, and decides what is loaded or computed"
-            yield Reason("environment", f"{text}; set it in the profile, under env, and prove that image")
+            yield Reason("environment", f"{text}; set it in the profile, under env, and prove that profile")
 
 
 def _shown(value: object) -> str:

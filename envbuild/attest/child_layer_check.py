@@ -128,7 +128,9 @@ class _Watch:
             # engines append the rest of the name to the folder: `.wh.` removes the folder itself, `.wh...` its parent
             gone = _normal(f"{path.parent}/{path.name.removeprefix('.wh.')}")
             self._over(PurePosixPath(gone), "removes")
-        elif member.isdir():  # layers list the folders of new files: a locked folder may be listed, a new one in it not
+        elif member.isdir():
+            # A layer also lists the folders that contain its new files. So the layer may list a folder of the locked
+            # files, but it must not add a folder in one.
             if path.suffix in _FILES or str(path) not in self._known:
                 self._over(path, "replaces")
         else:

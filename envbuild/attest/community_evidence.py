@@ -86,7 +86,7 @@ def evidence_rows(
         except Refusal as refusal:
             faults.append(Fault(str(refusal.reason), name))
     if faults:
-        hint = "CONTRIBUTING.md describes what a file of evidence must contain"
+        hint = "docs/guides/share-proof.md of envbuild describes the files and the keys, and how to make them"
         raise CheckFailed("some files are not valid evidence", hint=hint, faults=faults)
     return sorted(made, key=lambda row: (row.gpu, row.profile, row.when, row.who))
 

@@ -1,7 +1,8 @@
-"""Writes and reads in-toto statements about an image. Each contains all data that is needed to check it. Pure.
+"""Writes and reads in-toto statements about an image or a Python environment. Each contains all data that is needed to
+check it. Pure.
 
 An image has a test result per GPU model (with the complete run record), a statement about its build (SLSA provenance),
-and an SBOM.
+and an SBOM. An environment has only test results.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ BUILDER = "urn:envbuild:builder"
 
 @dataclass(frozen=True)
 class Subject:
-    """The image that a statement is about. `image`: its id; `manifest`: the digest of its manifest; both "sha256:...".
+    """The image or environment that a statement is about. `image`: its id; `manifest`: the digest of the image's
+    manifest; both "sha256:...".
 
-    `name`: the image's name in the engine; `repository`: its name in the registry. `repository` and `manifest` are None
-    for an image that is in no registry.
+    `name`: the image's name in the engine, or `environment/PROFILE`; `repository`: the image's name in the registry, or
+    the name of the file that it is saved in. `repository` and `manifest` are None for an environment, and for an image
+    that is neither pushed nor saved.
     """
 
     name: str

@@ -78,7 +78,8 @@ def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Po
     """Return the policy in `file`, in which the values in `given` replace those of the file.
 
     `key`: the file of the only public key to trust. Without it and without keys in the policy, the setting `public_key`
-    names the file. Raises FileError with every error in the policy, or UsageError if there is no policy file.
+    names the file. Raises FileError with every error in the policy; without a policy file, UsageError with every error
+    in `given`.
     """
     doc = (
         yaml_and_project_paths.read(file, FileError)

@@ -50,8 +50,8 @@ class SignedBuild:
 
 @dataclass(frozen=True)
 class Trusted:
-    """The trusted statements. `records`: each run record after a file name made from its digest, the newest first.
-    `refused`: why the other statements do not count."""
+    """The trusted statements. `records`: pairs of a file name, made from the digest of a run record, and the run
+    record; the newest first. `refused`: why the other statements do not count."""
 
     builds: tuple[SignedBuild, ...]
     records: tuple[tuple[Path, RunRecord], ...]

@@ -62,7 +62,8 @@ class Copy(_Model):
 
     @property
     def group(self) -> str:
-        """The libraries that must have the same version and folder: cuBLAS with cuBLASLt, cuDNN with its parts."""
+        """The name that is common to libraries which must have the same version and folder: "cublas" for cuBLAS and
+        cuBLASLt, "cudnn" for cuDNN and its parts."""
         return next((name for name in ("cublas", "cudnn") if self.library.startswith(name)), self.library)
 
     @property
@@ -86,7 +87,8 @@ class Distribution(_Model):
 
 
 class HeldStartupFile(_Model):
-    """A file that runs code whenever Python starts. `owner`: the distribution whose RECORD lists it."""
+    """A file that runs code whenever Python starts or torch is imported. `owner`: the distribution whose RECORD lists
+    it; None if no RECORD does."""
 
     path: Text
     sha256: Sha256

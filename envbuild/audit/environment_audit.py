@@ -53,7 +53,7 @@ class Expected:
 
     `claimed`: whether the image's label names `lock`. `image`: False for an environment of this machine. `cli_words`:
     the profile's name on the command line. `modules`: distribution -> the compiled modules that it must have.
-    `startup`: the files that may run code when Python starts, with the reason.
+    `startup`: the files that may run code when Python starts or torch is imported, with the reason.
     """
 
     profile: str | None = None
@@ -265,7 +265,10 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     if held.cut:
         found.append(
             Finding(
-                "search-cut", "note", "the search for libraries or extensions reached its limit", "name a smaller PATH"
+                "search-cut",
+                "note",
+                "a limit on number or time was reached: some libraries, extensions or files are not listed",
+                "for a complete list, audit an environment with fewer packages",
             )
         )
     return Audit(

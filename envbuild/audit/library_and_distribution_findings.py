@@ -53,7 +53,10 @@ def not_imported(version: str, failure: str, memory: int) -> Finding:
         return Finding("torch-import", "defect", f"{text}: out of memory, or over a memory limit", more)
     again = "run it again when the machine is less busy; if it hangs again: " if failure.startswith("not done") else ""
     return Finding(
-        "torch-import", "defect", text, f"{again}reinstall torch and its libraries; see the library copies below"
+        "torch-import",
+        "defect",
+        text,
+        f"{again}reinstall torch and its libraries; look for several copies of a library",
     )
 
 

@@ -38,7 +38,7 @@ def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -
         f"# The contents of {source}.",
         f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
         f"# Not determined from the {kind}: GPUs, Debian packages, environment variables, where packages came from.",
-        "# No public index has a version with a local label (+...).",
+        "# The public package index has no version with a local label (+...).",
         f"description: {json.dumps(f'{name}, as {source} has it')}",
         *_python(held, release, kind),
         f"torch: {json.dumps(version)}",

@@ -119,8 +119,8 @@ def _fabric(handle: Any) -> str | None:
 
 
 def _holders(handle: Any, root: Path) -> Iterator[Holder]:
-    """Yields the processes that compute or draw on a GPU. A process that does both is yielded once, with all of its
-    memory."""
+    """Yields the processes that compute or draw on a GPU. A process that does both is yielded once, with the memory
+    that NVML lists for it among the computing processes."""
     held: dict[int, int | None] = {}
     for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _ask(function, handle) or ():
