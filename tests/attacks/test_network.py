@@ -37,7 +37,7 @@ from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError
 
 SECRET = "correct horse battery staple"
-LIMITS = "network:\n  deadline: 2\n  rate: 1000\n"  # each byte arrives in time, all of them do not
+LIMITS = "network:\n  deadline: 2\n  rate: 1000\n"  # each single byte arrives in time, the whole answer does not
 LONG = 40  # seconds; the server would go on for ten minutes
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 600\r\n\r\n"
 CHUNKED = HEAD.replace(b"Content-Length: 600", b"Transfer-Encoding: chunked")
@@ -47,7 +47,7 @@ DRIPS = {
     "chunks": (CHUNKED, b"1\r\n \r\n"),
     "size of a chunk": (CHUNKED, b"0"),
 }
-"""Where the answer drips: what comes at once, and what comes each second."""
+"""Part of the answer that is sent slowly -> (what is sent at once, what is then sent each second)."""
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ def plan(project: Path, *packages: str, **more: Any) -> Plan:
 
 
 def stored(*files: Path) -> tuple[LockedWheel, ...]:
-    """Put wheels into the store, and return a lock of them, as if edited by hand."""
+    """Put wheels into the store, and return their entries for a lock that is edited by hand."""
     found = []
     for file in files:
         name, version = file.name.split("-")[:2]

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
-    """Do what CONTRIBUTING asks for: sign a run with the configured key, and add the public key."""
+    """Do what docs/guides/share-proof.md asks for: sign a run with the configured key, and add the public key."""
     signer = keys_and_signatures.configured_signer()
     assert signer
     path = site.prove(run or run_on("NVIDIA H20"))

@@ -515,7 +515,7 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
 
 
 def layer(*members: tuple[str, str]) -> bytes:
-    """Return a layer of (path, kind): the kind is file, dir or a link's target."""
+    """Return a layer with an empty file or a folder for each (path, kind); the kind of a folder is "dir"."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, kind in members:

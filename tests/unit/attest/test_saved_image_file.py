@@ -81,7 +81,7 @@ def test_a_saved_image_is_an_oci_layout_with_all_that_is_needed(site: Site) -> N
 def test_layers_that_the_engine_keeps_compressed_are_decompressed(
     site: Site, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
-    """Of images on a base image. containerd's store keeps pulled layers compressed."""
+    """The layers of a base image can be such: containerd's store keeps pulled layers compressed."""
     site.engine.layer = pack(b"layer")
     layout = engine_image_to_oci_layout.Folder(tmp_path / "layout")
     layout.take(cast(Engine, site.engine), site.engine.image)
@@ -209,7 +209,7 @@ def test_another_image_under_the_name_of_the_proved_one_is_not_loaded(
 
 
 def test_only_the_verified_manifest_is_loaded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the file gave another image for its layers."""
+    """This holds even if reading the layers of the file returned a different image."""
     files = exported()
     right = saved_image_file.SavedImage.checked_image
     hostile = PlainDescription(config_of([LAYER], {"other": "image"})).with_layers([PlainLayer().write(len, len)])

@@ -291,7 +291,7 @@ def test_a_torch_whose_import_kills_the_process(place: Place) -> None:
 
 
 def test_a_torch_whose_import_is_killed_is_reported_as_out_of_memory(place: Place) -> None:
-    """Only the kernel's OOM killer sends SIGKILL here."""
+    """The audit takes every SIGKILL, here one of the process itself, to be from the kernel's OOM killer."""
     (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
     finding = the(place.judged(), "torch-import")
     assert finding.message.endswith("the process died of SIGKILL: out of memory, or over a memory limit")

@@ -17,7 +17,7 @@ from unit.support import image_of
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the programs that a container was to start. No folder of it contains `python`."""
+    """Replace containers, in which the program `python` is missing. Return the programs that they were to start."""
     found: list[str] = []
 
     def run(engine: object, job: Job) -> RawOutput:

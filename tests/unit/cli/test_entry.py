@@ -796,7 +796,8 @@ def test_help_lists_no_old_name() -> None:
     assert not {old.split()[0] for old in entry.OLD_NAMES} & set(NAMES)
 
 
-# Not to be changed: evidence and image ids are computed from these. They are renamed with their next version.
+# These files may still name old commands: evidence and image ids are computed from the files, so a text in them is only
+# changed together with other changes.
 KEPT = {
     "envbuild/selftest/model.py",
     "envbuild/selftest/numerics/fingerprint_document.py",

@@ -85,7 +85,7 @@ class Bench:
         (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
     def doctor(self, *arguments: str, root: bool = True) -> CommandResult:
-        """Run the command in a separate process; without `root` for a cluster."""
+        """Run the command in a separate process. `root`: pass --root; False for a command with --cluster."""
         argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", *arguments]
         argv += ["--root", str(self.root)] if root else []
         if self.small:
@@ -110,9 +110,10 @@ def locked_files() -> dict[str, list[str]]:
 
 
 class _Index(BaseHTTPRequestHandler):
-    """Answers 401, 404, 407 or 500 as the path asks, else 200 with what shipped profiles have locked of a package.
+    """Answers with the status in the path (401, 404, 407 or 500), else with 200 and links to those files of the package
+    that shipped profiles lock.
 
-    Where the path has /late, the clock is an hour behind ours."""
+    If the path contains /late, the Date header is an hour behind this machine's clock."""
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass

@@ -208,7 +208,7 @@ def test_a_probe_that_hangs_is_named_and_not_waited_for(tmp_path: Path, librarie
         machine.environment |= {"PIP_INDEX_URL": f"http://{address}/simple"}
         begin = time.monotonic()
         result = machine.doctor("--json")
-        assert time.monotonic() - begin < 25  # five times the limit
+        assert time.monotonic() - begin < 25  # on an idle machine it takes less than 5 s
     found = {c["id"]: c["detail"] for c in result.document["checks"] if c["state"] == "fail"}
     assert set(found) - {"disk"} == {"gpu.driver", "engine", "index"}
     assert found["gpu.driver"] == "NVML does not answer: the driver hangs"

@@ -301,7 +301,7 @@ def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
 
 
 def fitting(record: object, meant: RunRecord | None = None) -> None:
-    """Return a record with arbitrary content, and a statement about it. They match, as if an older envbuild or another
+    """Store a record with arbitrary content, and a statement about it. They match, as if an older envbuild or another
     user with write access had written them."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = sha(text)

@@ -146,7 +146,7 @@ def test_never_locked_is_missing(world: World) -> None:
     assert (found.details, found.next) == (
         ("never locked",),
         f"envbuild make {world.loaded.file}",
-    )  # as requested then
+    )  # the profile was named by its path
 
 
 def test_never_built_is_missing(world: World) -> None:

@@ -86,9 +86,10 @@ def score(wanted: Iterable[Case]) -> Score:
 
 @dataclass(frozen=True)
 class Answers:
-    """First answers to sealed logs: `right` of those `with_cause`, and `wrong`, of any kind of log. `innocent`: logs of
-    other failures, and of none; of them `accused` had a cause named,
-    `by_advisory` an advisory."""
+    """Counts of the first answers to sealed logs. `with_cause`: the logs with a known cause; `right`: those of them for
+    which this cause is named first. `wrong`: the logs of any kind for which a different cause is named first.
+    `innocent`: the logs of other failures and of no failure; `accused`: those of them for which any cause is named;
+    `by_advisory`: those for which an advisory is named."""
 
     with_cause: int
     right: int
@@ -99,7 +100,8 @@ class Answers:
 
 
 def sealed(symptom: str | None = None, split: str = "sealed") -> Answers:
-    """Score a folder of SEALED, which nobody who works on signatures may open: only counts, never which logs."""
+    """Score a folder of SEALED, which nobody who works on signatures may open: return only counts, never names of
+    logs."""
     folder = FOLDER / split
     rows = yaml.safe_load((folder / "index.yaml").read_text(encoding="utf-8"))
     with_cause = right = wrong = innocent = accused = by_advisory = 0

@@ -159,7 +159,8 @@ def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_advisory_is_recognised_by_its_lines_and_context() -> None:
-    """Its own lines and a confirming situation are always enough; its lines alone are not always."""
+    """The lines of an advisory together with matching GPUs and versions are always enough; its lines alone are not
+    always."""
     for advisory in database.advisories():
         row = log_signatures.signatures()[advisory.id]
         assert cause_scoring.confidence(row.confidence, ("line", "holds")) >= cause_ranking.NAMED, advisory.id

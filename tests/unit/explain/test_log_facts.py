@@ -77,7 +77,7 @@ def test_the_change_is_yaml_that_a_profile_takes(name: str, project: Path) -> No
 
 
 def test_the_nearest_version_is_taken() -> None:
-    pin = explanation_document.change  # the words; `written` has the versions
+    pin = explanation_document.change  # returns the bounds as text; `advisory_remedy.written` chooses versions
     hopper = CHANGES["cublas-hopper-fpe"]
     assert pin(hopper) == {"pins": {"cublas": ">=12.4.5.8"}}
     assert advisory_remedy.written(hopper, Situation(cuda="11.8")) == {}, "no cuBLAS of CUDA 11 has the fix"

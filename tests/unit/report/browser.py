@@ -74,7 +74,7 @@ class Browser:
         return [entry["message"] for entry in self._log("browser")]
 
     def requests(self) -> list[str]:
-        """Return every URL that the page requested, except data: URLs and our own pages."""
+        """Return every URL that the page requested, except data: URLs and pages of the browser itself."""
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
         addresses = [one["request"]["url"] for one in sent]
@@ -85,7 +85,7 @@ class Browser:
         return found
 
     def shoot(self, file: Path) -> None:
-        """Return a picture of the whole page, as PNG."""
+        """Write a picture of the whole page to `file`, as PNG."""
         wide, high = self.run("const e = document.documentElement; return [innerWidth, e.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": wide, "height": high, "scale": 1}
         taken = self.say("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)

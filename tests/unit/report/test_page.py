@@ -32,8 +32,8 @@ NAMES = ("cpu", "lab", "h20", "wild")
 
 @dataclass(frozen=True)
 class Site:
-    """Pages as files, and as a server gives them out: of a profile that is proved, one that failed, one never tried,
-    and the second again with evidence whose every word is markup."""
+    """Four pages, as files and from a server: `cpu` of a verified profile, `lab` of one whose self-test failed, `h20`
+    of one that was never tested, and `wild` of the failed one with markup in every text of its evidence."""
 
     folder: Path
     address: str

@@ -183,7 +183,7 @@ def image_of(*layers: bytes) -> tuple[Any, DiffSide]:
 
 
 def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer that differs, also after one in which only the order differs."""
+    """Every layer that differs is compared, also after one in which only the order of the files differs."""
     files = [("torch/a", "1"), ("torch.dist-info/b", "2")]
     images = {
         "a:1": image_of(tar([("etc", "1")]), tar(files), tar([("c", "1")])),
