@@ -70,4 +70,4 @@ class Engines:
         return []
 
     def close(self) -> None:
-        """It has nothing of its own."""
+        """Nothing to close."""

@@ -26,7 +26,8 @@ _HALF, _PIECES = 2, 8
 
 @dataclass
 class Fault:
-    """`times`: so many answers of that kind are wrong, later ones are right. `seconds`: the delay of a slow answer."""
+    """`times`: the number of answers of this `kind` that are wrong; later ones are right. `seconds`: the delay of a
+    slow answer."""
 
     mode: str
     kind: str
@@ -146,7 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _wrong(kind: str, body: bytes) -> bytes:
-    """Return a page as the login page of a hotel's network; or a file with the same size and some changed bytes."""
+    """Return the wrong content for an answer: instead of a page, the login page of a hotel's network; instead of a
+    file, one of the same size with some changed bytes."""
     if kind == "page":
         return b"<!DOCTYPE html><html><body><a href='/login'>Welcome! Log in to go on.</a></body></html>"
     middle = len(body) // 2

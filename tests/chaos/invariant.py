@@ -74,8 +74,9 @@ def wrong_tags(client: Any, state: Path) -> Iterator[Breach]:
 def unproved(state: Path, profile: str, image: str, labels: Mapping[str, str]) -> str | None:
     """Why an image is not to be called verified, from the evidence on disk alone; None where it may.
 
-    Of envbuild's own judgement nothing is used here: a run record names this image, this profile and the lock in the
-    image's label, every probe that it requires passed, and none failed; no later record says otherwise.
+    The code with which envbuild decides this is not used here. The image may be called verified if a run record names
+    this image, this profile and the lock in the image's label, if every probe that the record requires passed and none
+    failed, and if no later record has a failure.
     """
     folder = state / "envbuild" / "evidence" / image.removeprefix("sha256:")
     runs = {
@@ -98,7 +99,7 @@ def unproved(state: Path, profile: str, image: str, labels: Mapping[str, str]) -
 
 
 def _stated(record: Path) -> bool:
-    """Return the records that count: those whose file has the name of its digest, and to which a statement refers."""
+    """Whether a record counts: its file is named by its digest, and a statement has the same digest in its name."""
     digest = hashlib.sha256(record.read_bytes()).hexdigest()
     return record.name == f"{digest}.record.json" and record.with_name(f"{digest}.statement.json").is_file()
 

@@ -76,8 +76,8 @@ STARTS = {
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of the kills. `boundaries`: (start, a step's begin or end), in turn, one in `every`; `shares`: how
-    often each start is used for moments that are not a step's: less often for longer runs."""
+    """The moments of the kills. `boundaries`: pairs of a start, and the begin or end of a step; every `every`-th round
+    takes the next one. `shares`: how often each start is used in the other rounds; smaller for longer runs."""
 
     boundaries: Sequence[tuple[str, str]]
     every: int
@@ -104,8 +104,8 @@ BUILD = Moments(
 
 @dataclass
 class Kills:
-    """Kills of envbuild. `starts`: the states from which rounds begin; all of the moments' if none is given. `effects`,
-    `seconds`: start -> the number of effects of a whole run from there, and its duration."""
+    """Kills of envbuild. `starts`: the states from which rounds begin; if empty, all states that `moments` contains.
+    `effects`, `seconds`: start -> the number of effects of a whole run from there, and its duration."""
 
     starts: Collection[str] = ()
     name: str = "kill"
@@ -171,4 +171,4 @@ class Kills:
         return [Breach(WRONG, f"{image['Id'][:19]}: nothing can prove it here") for image in named]
 
     def close(self) -> None:
-        """It has nothing of its own."""
+        """Nothing to close."""

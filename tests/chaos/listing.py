@@ -1,4 +1,4 @@
-"""List the files of the layers of an image, in any order of their archives; uses no code of envbuild."""
+"""List the files of the layers of an image, independently of their order in the archives. Uses no code of envbuild."""
 
 from __future__ import annotations
 

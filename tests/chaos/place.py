@@ -28,10 +28,10 @@ PATIENCE = 900.0  # seconds for one run; a run that takes longer hangs
 
 @dataclass
 class Place:
-    """`rendered`: lock id -> Dockerfile of every lock that was seen; `images`, `locks`: variant -> image id and the
-    lock's text, once made. `listings`: image id -> what its layers hold, of those that `look` was called for; another
-    image of the same lock may take the place of such a one. `heard`: stderr of a round's runs; `others`: images that
-    took another's place in it.
+    """`rendered`: lock id -> Dockerfile of every lock that was seen. `images`, `locks`: variant -> image id and the
+    text of the lock, after the variant was made. `listings`: image id -> the contents of its layers, for the images
+    that `look` was called for; only such an image may be replaced by a different image of the same lock. `heard`:
+    stderr of the runs of a round; `others`: the images that replaced another one in the round.
     """
 
     root: Path
@@ -122,7 +122,7 @@ class Place:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Check that the commands run in this context delete no build record."""
+        """Restore the build records that the commands in this context delete or change."""
         kept = {file: file.read_bytes() for file in self.records.glob("*.json")}
         yield
         for file, content in kept.items():
@@ -143,11 +143,10 @@ class Place:
 
 @contextlib.contextmanager
 def place(root: Path, product: Product, locks: Iterable[Lock]) -> Iterator[Place]:
-    """A project whose stores are copies of this machine's, and which asks no index; an engine that runs.
+    """Yield a project that uses no index, with a running engine. Both are removed afterwards.
 
-    `locks`: what is in the stores, see products.stock.
-
-    All of it is gone afterwards.
+    `locks`: the stores contain exactly the files that these locks name, taken from this machine's stores
+    (products.stock downloads them).
     """
     root.mkdir(parents=True)
     engine = OwnEngine(root / "engine", apart=False)  # in the campaign's own network

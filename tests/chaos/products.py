@@ -20,8 +20,9 @@ VARIANTS = ("a", "b")
 
 @dataclass(frozen=True)
 class Product:
-    """`extends`: the profile that the campaign's own extends, whose lock is in `lock_file`; `keys`: variant -> what its
-    own says besides, so that each has a lock and an image of its own. `verb`: what makes it; `status`: what it then is.
+    """`extends`: the profile that the campaign's own profile extends; `lock_file`: the lock of `extends`. `keys`:
+    variant -> the other keys of the campaign's profile, so that each variant has its own lock and image. `verb`: the
+    command that makes the image; `status`: the state that the image then has.
     """
 
     extends: str

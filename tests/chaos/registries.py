@@ -31,8 +31,8 @@ class Server(OpenRegistry):
 
 @dataclass
 class Registries:
-    """Faults of the registry. `push` uses a new repository in each round; the layers exist there already, except in one
-    round of eight."""
+    """Faults of the registry. A push uses a new repository in each round. The registry has the layers already in
+    another repository, except in a round of the kind `fresh`, before which all its data is removed."""
 
     program: Path
     name: str = "registry"
@@ -97,7 +97,7 @@ class Registries:
         return Struck(kind, where, ended.code, round(ended.seconds, 2), message, ended.code in _ALLOWED)
 
     def again(self, place: Place) -> Result:
-        """During the fault, a reader finds no image or a verified one. Then run the same command again."""
+        """Check that a reader finds no image or a verified one. Then run the same command again."""
         if self.server.image(self.repository, "verified"):
             done = self._verify(place)
             assert done.code == 0, f"the tag verified is there, and does not verify: {done.stdout}"

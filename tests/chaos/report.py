@@ -94,7 +94,8 @@ def _count(outcomes: Iterable[Outcome], *words: str) -> int:
 
 
 def _ended(outcomes: Iterable[Outcome], whose: str) -> int:
-    """Return the violations of a run itself; the others begin with the time when they were found."""
+    """Return the number of violations by a run itself: these begin with `whose`, the others with the time when they
+    were found."""
     return sum(breach.startswith(whose) for outcome in outcomes for breach in outcome.breaches)
 
 

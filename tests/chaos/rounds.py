@@ -174,7 +174,8 @@ def both(place: Place) -> None:
 
 
 def current(place: Place, made: str = VARIANTS[0]) -> str:
-    """Return the variant whose image is tagged verified; if no image has the tag, `made`, the last one."""
+    """Return the variant whose image is tagged verified. If no image has the tag, return `made`, the variant that was
+    made last."""
     (found,) = place.engine.client().api.images(f"{repository(NAME)}:verified") or [None]
     return next((name for name, image in place.images.items() if found and image == found["Id"]), made)
 

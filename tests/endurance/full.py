@@ -1,7 +1,8 @@
-"""A disk that is full: each that `make` writes to, at the begin of its steps, and for every command that writes.
+"""Full disks: each disk that `make` writes to is filled at the begin of a step, and the project's disk for each command
+that writes.
 
-What must hold: the error names the disk with figures, nothing is half written, what was there is there, no container is
-left, nothing is called verified that is not; and with room again the same command completes.
+What must hold: the error names the disk with its free space, no file is half written, existing files are unchanged, no
+container is left, and no image is called verified without evidence. After space is freed, the same command completes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Round:
 
 
 class Site:
-    """An engine, and a new disk in each round, which contains one of the places. Commands alone use no engine."""
+    """An engine, and a small disk, which contains one of the places in each round. Rounds of `commands` use no
+    engine."""
 
     def __init__(self, folder: Path, engine: OwnEngine | None, disk: Disk, engine_disk: Disk) -> None:
         self.folder, self.engine, self.disk, self.engine_disk = folder, engine, disk, engine_disk
@@ -93,8 +95,8 @@ class Site:
         return made, name
 
     def begin(self) -> None:
-        """Build one profile with enough space, so that the engine has the shared layers. The evidence that must be kept
-        is a release's."""
+        """Build one profile with enough space, so that the engine has the shared layers. Its state folder gets evidence
+        that a release wrote; the rounds start with a copy of this folder, and must not change that evidence."""
         made, name = self.project("none")
         done = made.start("build", name, "--json").finish(900)
         assert done.code == 0, done.stderr
@@ -102,7 +104,7 @@ class Site:
         self._before = made
 
     def revive(self) -> bool:
-        """Start the engine again where dockerd ended, as it may of a full disk. Returns whether it had."""
+        """Start the engine again if dockerd has ended, as it may when its disk is full. Return whether it had ended."""
         ended = self.engine is not None and not self.engine.alive()
         if self.engine and ended:
             self.engine.start()
@@ -255,7 +257,7 @@ def steps(site: Site, only: Container[str], say: Callable[[Round], None]) -> lis
 
 
 def every() -> list[str]:
-    """Yield PLACE/STEP of each round."""
+    """Return PLACE/STEP of each round."""
     return [f"{place}/{step}" for place, steps in ROUNDS.items() for step in steps]
 
 

@@ -58,7 +58,8 @@ def _limit(made: Path, size: int | None) -> None:
 
 
 def run(folder: Path, say: Callable[[Round], None]) -> list[Round]:
-    """Run on a private engine whose containers get less memory each time, see `limitable`; then with enough for all."""
+    """Run `make` on a private engine: with too little memory for all its containers together, twice (see `limitable`);
+    with enough; and with a profile whose own script uses more than the container may."""
     rounds: list[Round] = []
     with group("envbuild-endurance") as made, own_engine(folder / "data", cgroup_parent=f"/{made.name}") as own:
         project = _project(folder, own.host, "no-memory")

@@ -21,10 +21,11 @@ PINS = ("3.4", "3.7", "3.10", "3.11")  # of idna: it is small, and nothing else 
 
 @dataclass(frozen=True)
 class Seen:
-    """After one make. `seconds` by the clock; `memory`: the most that envbuild itself took, `engine`: what dockerd and
-    its containerd take, MiB; `files`: descriptors that these have open, and machine-wide; `images`, `containers` and
-    `temporary` folders are counts; `own`: MB of our own folders; `data`: of the engine's, but for `history`, BuildKit's
-    records of builds."""
+    """The figures after one make. `seconds`: wall-clock time. `memory`: the largest memory of envbuild itself,
+    `engine`: the memory of dockerd and its containerd, both in MiB. `files`: the file descriptors that dockerd and its
+    containerd have open; `machine_files`: those of the whole machine. `images`, `containers`, `temporary`: the numbers
+    of images, containers and temporary folders. `own`: the size of envbuild's folders, `data`: that of the engine's
+    folder without `history`, BuildKit's records of builds; all in MB."""
 
     seconds: float
     memory: float
@@ -47,7 +48,8 @@ def unchanged(folder: Path, own: OwnEngine, number: int, level: str = "standard"
 
 
 def changed(folder: Path, own: OwnEngine, number: int) -> Iterator[Seen]:
-    """The same with a small package whose pin changes each time, of four; `prune` after each."""
+    """Make a profile with a small package whose pin changes each time, to the next of four versions; run `prune` after
+    each make."""
     project, name = _project(folder / "changed", own.host, "soak-pin", "quick")
     for at in range(number):
         project.change(name, packages=["numpy", f"idna=={PINS[at % len(PINS)]}"])

@@ -1,7 +1,7 @@
 """Many at once: processes that make the same few profiles while these change, and two users who share one engine.
 
-What must hold: every make ends, and with a proof; every self-test that passed left its evidence; what `verified` names
-is what the evidence of whoever made it says; nothing is left.
+What must hold: every make ends, and its image is verified; every self-test that passed left its evidence; the tag
+`verified` names the image that the evidence of the user who made it verifies; no file and no container is left.
 """
 
 from __future__ import annotations

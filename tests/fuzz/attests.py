@@ -113,7 +113,8 @@ def _build() -> dict[str, object]:
 
 
 def _result(record: object, meant: object = None) -> dict[str, object]:
-    """Draw the test result that encloses a record, with arbitrary content. `meant`: a record with the same content."""
+    """Return the test result that encloses `record`, which may have arbitrary content. `meant`: the valid record that
+    the other fields of the test result describe; by default `record`."""
     found = run_record_schema.validate_record(record if meant is None else meant)
     return in_toto_statements.test_result(found, as_json(record), _subject()).document()
 
@@ -200,7 +201,8 @@ _FILES = st.deferred(
 
 
 def _registry() -> dict[str, Any]:
-    """Draw documents, and how they are served; "@name" is the digest of the document of that name."""
+    """Return the documents of a registry, and how they are served; "@name" is the digest of the document of that
+    name."""
     part = {"mediaType": oci_types.CONFIG, "digest": "@config", "size": 1}
     descriptors = {"mediaType": registry_attestations.ENVELOPE, "digest": "@envelope", "size": 1}
     return {
@@ -330,7 +332,8 @@ class _Answers(HTTPAdapter):
 
 
 def _check_registry(documents: dict[str, Any]) -> None:
-    """Verify the registry's image: the result has reasons, or is an error of ours."""
+    """Verify the registry's image. Only statements that are signed for this image may verify it; an error must be an
+    EnvbuildError."""
     http = requests.Session()
     http.trust_env = False
     http.mount("https://", _Answers(documents))
@@ -495,7 +498,7 @@ def _policy(raw: bytes) -> None:
 
 
 def _pem(raw: bytes) -> None:
-    """An accepted key signs, or checks, what the other half of the pair does."""
+    """An accepted private key makes signatures that its public key verifies."""
     Path("a.pub").write_bytes(raw)
     if b"PRIVATE" not in raw:
         assert keys_and_signatures.trusted(Path("a.pub"))

@@ -1,5 +1,5 @@
-"""The campaign: `make fuzz`. Writes benchmarks/results/fuzz.md where it is whole (all targets, 200000 inputs or more),
-and each fault's shortest input to stderr."""
+"""The campaign: `make fuzz`. A complete campaign (all targets, 200000 inputs or more) writes
+benchmarks/results/fuzz.md. The shortest input of each fault is printed on stderr."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Targets: what a cluster is handed, from a site's settings, an image's name and a command that anybody may choose.
+"""Targets: the batch scripts and Kubernetes objects that are rendered from a site's settings, the name of an image and
+a command, which anybody may choose.
 
-Each is rendered twice: with the chosen words and with harmless ones. To bash, sbatch and a YAML parser, the two results
-may differ only in these words.
+Each script or object is rendered twice: with the chosen words and with harmless ones. As bash, sbatch and a YAML parser
+read the two results, they may differ only in these words.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NAME = "envbuild-sample-1"
 FOLDER, PROGRAM, WORD = "/standin/folder", "/standin/program", "standin-word"
 DIGEST = f"sha256:{'5' * 64}"
 IMAGE = f"standin.example/a/b@{DIGEST}"
-# The separators between the parts of a script.
+# The settings that change which parts a script has; the harmless script gets them too.
 _KINDS = ("container", "registry", "requeue")
 _OPTION = re.compile(r'#SBATCH --([a-z-]+)(?:="([^"#\\$`\n]*)")?')
 
@@ -51,7 +52,7 @@ KUBERNETES: list[Any] = [
 
 
 def _jobs(settings: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    words = [text for text in TEXTS if "\n" not in text and "\r" not in text]  # as in a job: no line of its own
+    words = [text for text in TEXTS if "\n" not in text and "\r" not in text]  # the words of a job have no line break
     good = st.sampled_from((ID, f"registry.example:5000/team/h20@{ID}", f"[::1]:5000/a@{ID}"))
     image = st.one_of(
         good,
@@ -90,8 +91,8 @@ def _sbatch(drawn: dict[str, Any]) -> None:
 
 
 def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: str, name: str, image: str) -> None:
-    """Raises AssertionError unless the options are those that were asked for, and the commands those of a harmless
-    script with these words in them."""
+    """Raises AssertionError unless the options are the requested ones, and the commands equal those of a harmless
+    script in which its words are replaced by the requested ones."""
     plain = slurm_settings.SlurmSite(
         **{kind: getattr(site, kind) for kind in _KINDS}, program=PROGRAM if site.program else None, time="1"
     )
@@ -157,8 +158,8 @@ def judge_job(
     name: str,
     image: str,
 ) -> None:
-    """Raises AssertionError unless the objects are those of a harmless job, but for the words that were asked for, each
-    in its own place, and are what a reader of the YAML takes them for."""
+    """Raises AssertionError unless the objects equal those of a harmless job except for the requested words, each in
+    its own place, and unless they are the same after they are written as YAML and read again."""
     assert list(yaml.safe_load_all(yaml.safe_dump_all(made, sort_keys=False))) == list(made)
     made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # copied separately, because they share parts
     standing = dataclasses.replace(job, argv=(*job.argv[:2], *(WORD for _ in job.argv[2:])))

@@ -1,7 +1,7 @@
 """The same targets, led by coverage: `python tests/fuzz/guided.py TARGET [-runs=N, and whatever else libFuzzer takes]`.
 
-Optional: needs atheris (`pip install -e '.[fuzz]'`). Its bytes are hypothesis's choices, so that the inputs have the
-same form; it stops at the first fault.
+Optional: needs atheris (`pip install -e '.[fuzz]'`). The bytes from atheris are used as hypothesis's choices, so that
+the inputs have the same form as in the campaign. The run stops at the first fault.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def _profile(raw: bytes) -> None:
 
 @cache
 def lock_seeds() -> list[dict[str, Any]]:
-    """Return the shipped and the golden locks, each with two of every hundred packages, so that changes reach all
-    parts."""
+    """Return the shipped and the golden locks, each with only the first two Debian packages of a kind and the first
+    four wheels, so that random changes reach all parts."""
     found = []
     for file in (*sorted(GOLDEN.glob("*/lock.yaml")), *sorted(package_data.PROFILES.rglob("*.lock.yaml"))):
         data = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -99,7 +99,7 @@ def lock_seeds() -> list[dict[str, Any]]:
 
 @st.composite
 def _locks(draw: Draw) -> bytes:
-    """Draw a lock that was edited by hand, with its id recomputed."""
+    """Draw a lock that was edited by hand; its id is usually computed again."""
     data = draw(trees(lock_seeds()))
     if isinstance(data, dict) and draw(st.integers(0, 9)):
         data["id"] = f"sha256:{_digest(data.get('content'))}"
@@ -107,7 +107,7 @@ def _locks(draw: Draw) -> bytes:
 
 
 def _digest(content: Any) -> str:
-    try:  # of what the reader will make of it
+    try:  # the digest of the content as the reader will parse it
         return strict_and_canonical_json.canonical_digest(
             yaml_and_project_paths.parse(as_yaml({"content": content}).decode(), "-").data["content"]
         )

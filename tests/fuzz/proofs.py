@@ -107,7 +107,7 @@ def prints_seeds() -> list[dict[str, Any]]:
 
 
 def _fingerprint(raw: bytes) -> None:
-    """Read, and compared with what it was made from, either way round."""
+    """Read a fingerprint, and compare it with itself and, in both directions, with those that it may be made from."""
     file = Path("print.json")
     file.write_bytes(raw)
     found = fingerprint_reader.read(file)

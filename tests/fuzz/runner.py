@@ -50,8 +50,8 @@ class Run:
 
 
 def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """A hypothesis test of so many inputs of a target, around what is to be done with each. Nothing is remembered from
-    one run to the next; `options` as hypothesis.settings has them."""
+    """Return a decorator for a function of one input. It makes a hypothesis test that calls the function with `number`
+    inputs of the target. No inputs of earlier runs are used. `options`: further arguments of hypothesis.settings."""
     with_settings = settings(
         max_examples=number,
         database=None,

@@ -1,6 +1,7 @@
-"""Inputs that are nearly right: what envbuild reads, as it is shipped, with a few things changed; and plain bytes.
+"""Nearly valid inputs: what envbuild reads, as it is shipped, with a few changes; and arbitrary bytes.
 
-Every choice is drawn from hypothesis, so that an input can be made again, shrunk, and driven by another engine.
+Every choice is drawn from hypothesis, so that an input can be made again and shrunk, and another engine can make the
+choices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Path = tuple[str | int, ...]
 Draw = st.DrawFn
 
 MANY = st.sampled_from((1, 1, 1, 1, 2, 2, 3, 6))
-"""Changes of one input: most have one, for only what is nearly right comes far."""
+"""The number of changes of one input. Most inputs have one, because only a nearly valid input passes the first checks
+of a reader."""
 
 # Texts that have misled some reader: control characters, text direction, quoting, paths, numbers, patterns.
 TEXTS = (

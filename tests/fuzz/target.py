@@ -28,9 +28,9 @@ whole has 64 MiB, and a parsed one is some ten times that."""
 
 @dataclass(frozen=True)
 class Target:
-    """A reader of what others wrote. `run` tries one input: it may raise an EnvbuildError, and nothing else; what must
-    hold of the result it asserts. `share`: how many of the campaign's inputs it has for each that one with a share of 1
-    would have; more where an input costs little."""
+    """A reader of untrusted input. `run` tries one input, and asserts what must hold of the result; the only other
+    error that it may raise is EnvbuildError. `share`: a target with the share 2 gets twice as many of the campaign's
+    inputs as one with the share 1; it is larger if an input takes little time."""
 
     name: str
     inputs: st.SearchStrategy[Any]
