@@ -103,8 +103,8 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
             file.chmod(0o755)
 
     def start(self, *names: str, clocks: Mapping[str, str] | None = None) -> None:
-        """Start the daemons, and wait until every node is up. `clocks`: the daemons whose clock is off, such as by
-        "+2h"."""
+        """Start the daemons, and wait until every node is up. `clocks`: name of a daemon -> how much its clock differs,
+        such as "+2h"."""
         library = self.tree / LIBRARIES / "faketime" / "libfaketimeMT.so.1"
         for name in names or ("munged", "slurmctld", *NODES):
             shift = (clocks or {}).get(name)

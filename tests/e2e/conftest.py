@@ -167,8 +167,9 @@ def verified(quick: Proved) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def links(workplace: Path) -> Path:
-    """A folder that stands for an index: pip, the real nvcc of CUDA 13.0 with what it needs, cuBLAS in name only, since
-    its wheel has gigabytes, and so torch, but that the newest compiles extensions."""
+    """A folder that stands for an index. It has pip and the real nvcc of CUDA 13.0 with its dependencies, and stand-ins
+    for cuBLAS and torch, whose wheels have gigabytes. Only the newest of these torch versions can compile
+    extensions."""
     folder = workplace / "links"
     names = ("pip", "ninja", "packaging", "setuptools", "wheel", "typing-extensions",
              "cuda-toolkit==13.0.2", "nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88",

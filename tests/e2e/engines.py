@@ -54,10 +54,11 @@ def die_with_parent() -> None:
 
 
 class OwnEngine:
-    """Its socket, log and state lie in `folder`, by which its processes are known; its images in `data`.
+    """A private engine. `folder`: contains its socket, log and state; its processes are recognised by this path.
+    `data`: contains its images.
 
-    `apart`: in a network of its own, which nobody shares with it. `settings`: more of daemon.json's, or others. Used as
-    a context: it runs inside.
+    `apart`: use a network namespace that no other process shares. `settings`: keys of daemon.json to add or replace. As
+    a context manager, the engine runs inside the context.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class OwnEngine:
         return DockerClient(base_url=self.host, timeout=timeout)
 
     def start(self) -> None:
-        """Returns once it answers. Raises AssertionError, with the end of its log where it has ended."""
+        """Start dockerd, and return when it answers. Raises AssertionError if it does not; if it has ended, the message
+        has the end of its log."""
         program = dockerd()
         assert program, "dockerd is not installed"
         shared = not self._network and self._settings["bridge"] == "none"

@@ -1,5 +1,5 @@
-"""A real Kubernetes of one node on this machine: scripts/kubernetes made its programs. An engine of its own runs its
-containers, for pods ask for what the shared one may not be able to give."""
+"""A real Kubernetes of one node on this machine, with the programs that scripts/kubernetes installs. A private engine
+runs its containers, because pods request settings that the shared engine may not support."""
 
 from __future__ import annotations
 

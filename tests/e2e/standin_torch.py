@@ -1,6 +1,7 @@
-"""A torch of half a megabyte that computes nothing: its name, and what compiles extensions with the real one.
+"""A stand-in for torch of half a megabyte: it computes nothing, but it can contain the real code that compiles
+extensions.
 
-The real one for CUDA 13 and what it needs are 6 GB, of which each image would be made, and for which it is audited.
+The real torch for CUDA 13 has 6 GB with its dependencies. With it, building and auditing each image would take long.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class Proved:
         return replace(self, project=self.project.with_required_alone())
 
     def records(self) -> list[Path]:
-        """The evidence records of this image only: a bisection in the same project leaves records of other images."""
+        """The build records of this image only: a bisection in the same project leaves records of other images."""
         short = self.id.removeprefix("sha256:")[:12]
         return sorted((self.project.state / "envbuild" / "builds").glob(f"*-{short}.json"))
 

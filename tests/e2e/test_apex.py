@@ -1,7 +1,7 @@
 """The real apex, compiled for the H200 and found in its image; a second run has nothing to compile.
 
-Ten minutes and more, so only run by `make test-apex`. APEX_GIT is where the repository is had from, if not at its home.
-The figures go to benchmarks/results/apex.md.
+It takes ten minutes or more, so only `make test-apex` runs it. APEX_GIT: the URL of a mirror of the repository. The
+figures go to benchmarks/results/apex.md.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_no_day_of_the_build_is_in_the_image(built: Proved) -> None:
 
 
 def test_the_lock_in_the_evidence_gives_the_same_image(built: Proved, team: Team, run_id: str) -> None:
-    """Nothing of the second remains."""
+    """So the image does not depend on the time at which it is built."""
     made = built.project.with_required_alone().start("make", built.name, "--json").finish(600)
     assert made.code == 0, f"{made.stdout}\n{made.stderr}"
     place = f"{team.registry.host}/e2e-{run_id}/apt"

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def refused(quick: Proved, broken: Workshop) -> Any:
-    """Tests the image with a fault by these probes, all of the level where none is named, and gives the result, once it
-    is clear that nothing was published."""
+    """Return a function that tests the image with a fault, with the named probes or, without names, with all of the
+    level. It checks that the test is refused, moves no tag and writes no evidence, and returns the result."""
 
     def run(fault: str, *probes: str) -> Result:
         before, statements = handle(quick.verified), quick.project.statements()

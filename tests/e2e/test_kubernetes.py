@@ -1,5 +1,5 @@
-"""Through a real Kubernetes: what `test --record --on kubernetes` proves, and ways it can fail to. Where all of it
-passes, benchmarks/results/kubernetes.md is written."""
+"""`test --record --on kubernetes` on a real Kubernetes: an image that is verified, and ways in which this can fail. If
+all tests pass, benchmarks/results/kubernetes.md is written."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def names(run_id: str) -> list[str]:
 
 @pytest.fixture
 def several(images: None, scratch: Path, names: list[str]) -> Project:
-    """Two profiles that pass, and one whose own script fails; they differ in the packages in addition to torch."""
+    """Two profiles that pass, and one whose own script fails. They have the same packages, and differ in a variable."""
     project = Project.create(scratch).with_required_alone()
     for name, env in zip(names, ("1", "2", "3"), strict=True):
         tests = {"level": "quick", "require": REQUIRED}

@@ -1,4 +1,5 @@
-"""Through a real Slurm, in the real engine: what `test --record --on slurm` proves, and every way it can fail to."""
+"""`test --record --on slurm` on a real Slurm and the real engine: images that are verified, and the ways in which this
+can fail."""
 
 from __future__ import annotations
 
@@ -245,8 +246,8 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
 
 
 def test_ranks_on_two_nodes_work_together(place: Place) -> None:
-    """They communicate by loopback, which the two nodes of this one machine share. Only this job's containers have
-    it."""
+    """They communicate by this machine's loopback interface, which its two nodes share. Only the containers of
+    dist.nodes use the network of their node; all other containers have no network."""
     quiet = place.start("test", "--record", "--nodes", "2").finish(120)
     assert quiet.code == 2 and "no interface is set" in quiet.words
     done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)

@@ -1,9 +1,9 @@
 """Imported by the interpreter of an envbuild under test, by way of PYTHONPATH; does only what the environment asks for.
 
 E2E_HOLD    "STEP start" or "STEP write": stop when that step begins, or when it has a file half written
-E2E_HOLDING the file that says so; its removal lets the process go on
+E2E_HOLDING the file that appears when the process has stopped; it goes on when the file is removed
 E2E_FREE    the free space reported for every disk, in bytes
-E2E_REQUIRED_ALONE  of a self-test's level, run only the probes that the profile requires: a proof in seconds
+E2E_REQUIRED_ALONE  run only those probes of a self-test that the profile requires, so that it takes seconds
 """
 
 import os
