@@ -79,8 +79,8 @@ format: .venv/.dev ## format the sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev engine ## run the benchmarks of start-up, forking and builds (an hour); results in benchmarks/results
-	for one in startup forking build; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
+bench: .venv/.dev engine ## run the benchmarks of start-up, forking, installing and builds (an hour); results in benchmarks/results
+	for one in startup forking install_time build; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
 
 probe-versions: .venv/.dev ## raise the version of each probe whose code changed; evidence made with its old version no longer counts
 	PYTHONPATH=tests $(BIN)/python tests/selftest/probe_versions.py

@@ -30,17 +30,18 @@ def command(name: str, path: Path | None, output: Path | None, as_json: bool) ->
     target = output or path
     if target is None or (output and path):
         raise UsageError("name one folder for the environment", hint=f"envbuild install {name} .venv")
-    from envbuild.lock import lock_file
-    from envbuild.repair import lock_installer
-    from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+    from envbuild.repair import install_plan, lock_installer
 
-    loaded = profile_reader_and_overrides.load(name)
-    lock = lock_file.current_lock(loaded, plan_resolver.resolve(loaded))
+    plan = install_plan.cached(name)
+    if plan is None:
+        from envbuild.repair import install_planner  # imports the resolver, which a cached plan does not need
+
+        plan = install_planner.plan_and_cache(name)
 
     def say(text: str) -> None:
         click.echo(printable(f"  {text}"), err=True)
 
-    done = lock_installer.install_lock(loaded.name, lock, loaded.profile.env, target, say)
+    done = lock_installer.install_lock(plan, target, say)
     if as_json:
         emit(done)
         return
@@ -48,4 +49,4 @@ def command(name: str, path: Path | None, output: Path | None, as_json: bool) ->
         say(f"{extension} is left out: it is compiled only in images")
     count = len(done.installed)
     click.echo(printable(f"{display(target)}: {f'{count} distributions installed' if count else 'up to date'}"))
-    say(f"check it: envbuild audit --python {display(target)} --profile {loaded.known}")
+    say(f"check it: envbuild audit --python {display(target)} --profile {plan.known}")

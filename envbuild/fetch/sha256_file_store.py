@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from envbuild.util import temporary_files, user_folders
+from envbuild.util import atomic_files, temporary_files, user_folders
 from envbuild.util.errors import HashMismatch
 
 
@@ -56,6 +58,30 @@ class Store:
                 f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
                 hint="the damaged file was removed: run the same command again to download it",
             )
+
+
+def check_changed(store: Store, files: Mapping[str, str], record: Path) -> None:
+    """Check the stored files, by sha256 and name, that have changed since the last call with this `record`, a JSON file
+    with the state of each checked file. The state is inode, size, and both times of change: a program cannot write to a
+    file without changing it. Raises HashMismatch as Store.check does."""
+    now = {sha256: _state(store.path(sha256, name)) for sha256, name in files.items()}
+    try:
+        before = json.loads(record.read_bytes())
+        changed = [sha256 for sha256, state in now.items() if before.get(sha256) != state]
+    except (OSError, ValueError, AttributeError):  # missing, or not written by this envbuild
+        changed = list(now)
+    if not changed:
+        return
+    from concurrent.futures import ThreadPoolExecutor  # not needed if nothing has changed
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda sha256: store.check(sha256, files[sha256]), changed))
+    atomic_files.write_atomically(record, json.dumps(now))
+
+
+def _state(file: Path) -> list[int]:
+    found = file.stat()
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def wheel_store() -> Store:

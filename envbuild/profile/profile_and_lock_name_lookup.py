@@ -50,7 +50,7 @@ class Meant:
     requirements: Path | None = None
 
 
-def _folders() -> Iterator[Path]:
+def profile_folders() -> Iterator[Path]:
     """Folders with profiles; a user's own profiles take precedence."""
     for root in dict.fromkeys((Path.cwd() / "profiles", package_data.PROFILES)):
         yield root
@@ -59,7 +59,7 @@ def _folders() -> Iterator[Path]:
 
 def profile_names() -> list[str]:
     """The names of all profiles, and of all locks with a project's requirements, each once."""
-    return _names(_folders())
+    return _names(profile_folders())
 
 
 def own_names() -> list[str]:
@@ -86,12 +86,12 @@ def named_line(name: str) -> tuple[str, str] | None:
     """Split the name of a CUDA line into profile and label: h20-cu12 into h20 and cu12. None if the name does not have
     this form, or if the first part is not the name of a profile."""
     found = _LINE.fullmatch(name)
-    return (found[1], found[2]) if found and found[1] in _profiles(_folders()) else None
+    return (found[1], found[2]) if found and found[1] in _profiles(profile_folders()) else None
 
 
 def lines_of(name: str) -> dict[str, str]:
     """The profiles of the other CUDA lines of the profile `name`, by label: cu12 -> h20-cu12."""
-    found = {other: named_line(other) for other in _profiles(_folders())}
+    found = {other: named_line(other) for other in _profiles(profile_folders())}
     return {line[1]: other for other, line in sorted(found.items()) if line and line[0] == name}
 
 
@@ -99,7 +99,7 @@ def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
     """All locks in the profile folders, by name. These include locks of devel variants and of a project's requirements,
     for which no profile file of the same name exists. A user's own lock takes precedence over a shipped one."""
     found: dict[str, Path] = {}
-    for folder in _folders() if folders is None else folders:
+    for folder in profile_folders() if folders is None else folders:
         for file in sorted(folder.glob(f"*{LOCK}")):
             found.setdefault(file.name.removesuffix(LOCK), file)
     return found
@@ -124,7 +124,7 @@ def find_profile(name: str, folder: Path | None = None) -> Path:
                 f"{file.stem!r} cannot be used in an image name: use lower case letters, digits and dashes"
             )
         return file
-    for folder in _folders():
+    for folder in profile_folders():
         if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
             refuse_link(folder / f"{name}.yaml", ProfileError)
             return folder / f"{name}.yaml"
@@ -220,7 +220,7 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
     text = database.unsupported(found[0].id, value_types.PLATFORM)
     if text:
         raise ProfileError(text)
-    known = _profiles(_folders())
+    known = _profiles(profile_folders())
     served = (gpu.id for gpu in (*found, *database.family(found[0])) if gpu.id in known)
     profile = next(served, None)
     if profile is None:
@@ -259,7 +259,7 @@ def _profile(name: str, folder: Path | None = None) -> Meant:
         return Meant(file.stem, file, name, quote(name))
     except ProfileError:
         plain = name.removesuffix(f"-{DEVEL}")
-        if plain == name or plain not in _profiles(_folders()):
+        if plain == name or plain not in _profiles(profile_folders()):
             raise
         return Meant(name, find_profile(plain), name, quote(name))
 

@@ -12,20 +12,17 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.utils import canonicalize_name
+import uv
 
-from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.lock import requirements_export
-from envbuild.lock.lock_file import Lock
-from envbuild.repair import environment_manager_detection, requirement_edits
-from envbuild.resolve import plan_resolver
-from envbuild.runners import host_runner
+from envbuild.repair.install_plan import InstallPlan
 from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import BuildError, FileError, SystemFault
 from envbuild.util.host_processes import run
@@ -49,43 +46,52 @@ class InstalledLock:
     left_out: tuple[str, ...]
 
 
-def install_lock(
-    name: str, lock: Lock, variables: Mapping[str, str], folder: Path, say: Callable[[str], None]
-) -> InstalledLock:
-    """Install the lock of profile `name` in `folder`, a new or an existing virtual environment. `variables`: the
-    profile's environment variables, which bin/activate sets.
+def install_lock(plan: InstallPlan, folder: Path, say: Callable[[str], None]) -> InstalledLock:
+    """Install a lock in `folder`, a new or an existing virtual environment.
 
     Raises FileError if the folder contains something else, or an environment of another Python version; SystemFault if
-    the lock's Python is not on this machine; NetworkError if a wheel cannot be downloaded; BuildError if the
-    installation fails.
+    the lock's Python is not on this machine; NetworkError if a wheel cannot be downloaded; HashMismatch if a wheel in
+    the store is damaged; BuildError if the installation fails.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - do not resolve links
-    python = _interpreter(lock.python)
-    _require_environment(folder, lock.python)
+    python = _interpreter(plan.python)
+    _require_environment(folder, plan.python)
     store = sha256_file_store.wheel_store()
-    glibc = plan_resolver.glibc_of_base(lock.suite)
-    wheel_resolution_and_download.fetch_wheels(lock.wheels, lock.python, glibc, store, lambda file, count: None)
-    if not (folder / "pyvenv.cfg").is_file():
-        say(f"new environment: {folder}, Python {lock.python}")
+    _fetch(plan, store)
+    wheels = {locked.wheel.sha256: locked.wheel.file for locked in plan.wheels}
+    sha256_file_store.check_changed(store, wheels, _links(plan).with_suffix(".json"))
+    names = tuple(sorted(locked.wheel.name for locked in plan.wheels))
+    if (folder / "pyvenv.cfg").is_file():
+        names = tuple(sorted(_missing(folder, plan.wheels)))
+    else:
+        say(f"new environment: {folder}, Python {plan.python}")
         _uv("venv", "--python", str(python), "--no-project", str(folder))
-    missing = tuple(sorted(_missing(folder, lock)))
-    if missing:
-        _install(lock, store, folder, missing, say)
-    for override in lock.overrides:
-        for file in environment_manager_detection.metadata_files([str(site) for site in _sites(folder)]).values():
-            requirement_edits.pin_metadata(file, override.name, override.version)
-    _write_constraints(lock, name, folder)
-    _write_activation(folder, name, variables)
-    left_out = tuple(extension.name for extension in lock.extensions)
-    state: Literal["installed", "up-to-date"] = "installed" if missing else "up-to-date"
-    return InstalledLock(name, lock.id, str(folder), state, lock.python, missing, left_out)
+    _write_constraints(plan.constraints, folder)
+    _write_activation(folder, plan.profile, plan.variables)
+    if names:
+        _install(plan, store, folder, names, say)
+    _pin_overrides(plan.overrides, folder)
+    state: Literal["installed", "up-to-date"] = "installed" if names else "up-to-date"
+    return InstalledLock(plan.profile, plan.lock, str(folder), state, plan.python, names, plan.left_out)
+
+
+def _fetch(plan: InstallPlan, store: Store) -> None:
+    """Download the wheels that are missing in the store."""
+    if all(store.holds(locked.wheel.sha256, locked.wheel.file) for locked in plan.wheels):
+        return
+    from envbuild.fetch import wheel_resolution_and_download  # imports the client of indexes
+
+    wheel_resolution_and_download.fetch_wheels(plan.wheels, plan.python, plan.glibc, store, lambda file, count: None)
 
 
 def _interpreter(version: str) -> Path:
-    """Return a Python of this version on this machine."""
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    candidates = [shutil.which(f"python{version}"), sys.executable if own == version else None, shutil.which("python3")]
-    for candidate in filter(None, candidates):
+    """Return a Python of this version on this machine: the one that runs envbuild, or one on PATH. Programs on PATH may
+    be slow scripts, as pyenv's are, and must be started to learn their version."""
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version and sys.executable:
+        return Path(sys.executable)
+    from envbuild.runners import host_runner  # not needed for envbuild's own Python
+
+    for candidate in filter(None, (shutil.which(f"python{version}"), shutil.which("python3"))):
         if host_runner.version(Path(candidate)) == version:
             return Path(candidate)
     raise SystemFault(
@@ -100,6 +106,8 @@ def _require_environment(folder: Path, version: str) -> None:
         return
     if not (folder / "pyvenv.cfg").is_file():
         raise FileError(f"{folder} exists and is not a virtual environment", hint="name a new folder")
+    from envbuild.runners import host_runner  # not needed for a new environment
+
     found = host_runner.version(folder / "bin" / "python")
     if found != version:
         raise FileError(
@@ -112,24 +120,51 @@ def _sites(folder: Path) -> list[Path]:
     return sorted(folder.glob("lib/python3.*/site-packages"))
 
 
-def _missing(folder: Path, lock: Lock) -> set[str]:
+def _missing(folder: Path, wheels: Iterable[LockedWheel]) -> set[str]:
     """The locked distributions that are not installed in the locked version."""
-    files = environment_manager_detection.metadata_files([str(site) for site in _sites(folder)])
+    from packaging.utils import canonicalize_name  # not needed for a new environment
+
+    files = _metadata_files(folder)
     missing = set()
-    for name, version in lock.versions.items():
-        file = files.get(canonicalize_name(name))
+    for locked in wheels:
+        file = files.get(canonicalize_name(locked.wheel.name))
         found = re.search(r"(?m)^Version: *(\S+)", file.read_text(encoding="utf-8", errors="replace")) if file else None
-        if found is None or found[1] != version:
-            missing.add(name)
+        if found is None or found[1] != locked.wheel.version:
+            missing.add(locked.wheel.name)
     return missing
 
 
-def _install(lock: Lock, store: Store, folder: Path, names: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Install these distributions with uv from the store of wheels. uv checks the hash of each file."""
-    links = user_folders.cache_folder("find-links") / lock.short
+def _metadata_files(folder: Path) -> dict[str, Path]:
+    from envbuild.repair import environment_manager_detection  # imports the audit
+
+    sites = sorted(folder.glob("lib/python3.*/site-packages"))
+    return environment_manager_detection.metadata_files([str(site) for site in sites])
+
+
+def _pin_overrides(overrides: Mapping[str, str], folder: Path) -> None:
+    """Make the installed metadata require the overriding versions."""
+    if not overrides:
+        return
+    from envbuild.repair import requirement_edits  # imports the reader of wheels
+
+    files = _metadata_files(folder).values()
+    for name, version in overrides.items():
+        for file in files:
+            requirement_edits.pin_metadata(file, name, version)
+
+
+def _links(plan: InstallPlan) -> Path:
+    """The folder with links to the wheels of a lock, from which uv installs them."""
+    return user_folders.cache_folder("find-links") / plan.lock.removeprefix("sha256:")[:12]
+
+
+def _install(plan: InstallPlan, store: Store, folder: Path, names: tuple[str, ...], say: Callable[[str], None]) -> None:
+    """Install these distributions with uv from the store of wheels. uv checks the hash of a wheel when it unpacks it
+    into its cache. It links the unpacked files into later environments without reading the wheel again."""
+    links = _links(plan)
     links.mkdir(parents=True, exist_ok=True)  # always the same folder: uv's cache is keyed by the path of a wheel
     lines = []
-    for locked in lock.wheels:
+    for locked in plan.wheels:
         wheel = locked.wheel
         if wheel.name in names:
             link = links / wheel.file
@@ -147,18 +182,18 @@ def _install(lock: Lock, store: Store, folder: Path, names: tuple[str, ...], say
 
 
 def _uv(*words: str) -> None:
-    argv = [str(wheel_resolution_and_download.uv_binary()), *words, "--no-config", "--offline", "--quiet"]
+    argv = [uv.find_uv_bin(), *words, "--no-config", "--offline", "--quiet"]
     done = run(argv, env={"VIRTUAL_ENV": None, "UV_CONSTRAINT": None, "UV_OVERRIDE": None})
     if done.code:
         lines = [line for line in done.stderr.splitlines() if line.strip()][-_LAST_LINES:]
         raise BuildError(f"uv {' '.join(words[:2])} ended with exit code {done.code}", hint="\n".join(lines) or None)
 
 
-def _write_constraints(lock: Lock, name: str, folder: Path) -> None:
+def _write_constraints(constraints: str, folder: Path) -> None:
     """Write the locked versions as constraints, and a pip.conf that makes pip use them. No pip.conf if the path has a
     space."""
     file = folder / "constraints.txt"
-    _write(file, requirements_export.constraints(lock, name, metadata_changed=True))
+    _write(file, constraints)
     _write(folder / "pip.conf", f"[install]\nconstraint = {file}\n" if " " not in str(file) else "")
 
 

@@ -6,6 +6,7 @@ expand to gigabytes.)
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import os
@@ -266,11 +267,29 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         yield from _children((*path, key), inner)
 
 
+_records: list[dict[FilePath, os.stat_result]] = []
+
+
+@contextlib.contextmanager
+def recorded_reads() -> Iterator[Mapping[FilePath, os.stat_result]]:
+    """Collect the files that `open_regular` opens within the `with` block, by absolute path, each with its state when
+    it was opened. These are all files of a project that profiles and locks are read from."""
+    record: dict[FilePath, os.stat_result] = {}
+    _records.append(record)
+    try:
+        yield record
+    finally:
+        _records.remove(record)
+
+
 def open_regular(file: FilePath) -> BinaryIO:
     """Open a regular file for reading. Raises OSError if it cannot be opened; for a FIFO or a device too, without
     blocking."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    state = os.fstat(descriptor)
+    if stat.S_ISREG(state.st_mode):
+        for record in _records:
+            record.setdefault(FilePath(os.path.abspath(file)), state)  # noqa: PTH100 - do not resolve links
         return open(descriptor, "rb")  # noqa: PTH123
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file")

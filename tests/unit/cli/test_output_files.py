@@ -11,6 +11,7 @@ import pytest
 from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.model import MakeResult
 from envbuild.repair import lock_installer
+from envbuild.repair.install_plan import InstallPlan
 from envbuild.repair.lock_installer import InstalledLock
 from unit.evidence.runs import passed_run
 from unit.support import PROFILE, envbuild, lock_of_this_python, write_profile
@@ -137,9 +138,9 @@ def test_the_folder_of_an_environment_may_be_named_by_an_option(
 ) -> None:
     folders: list[Path] = []
 
-    def install(name: str, lock: object, env: object, folder: Path, say: object) -> InstalledLock:
+    def install(plan: InstallPlan, folder: Path, say: object) -> InstalledLock:
         folders.append(folder)
-        return InstalledLock(name, "", str(folder), "up-to-date", "", (), ())
+        return InstalledLock(plan.profile, "", str(folder), "up-to-date", "", (), ())
 
     lock_of_this_python(project)
     monkeypatch.setattr(lock_installer, "install_lock", install)

@@ -19,12 +19,13 @@ from envbuild.audit import environment_file_hasher
 from envbuild.evidence import environment_measurement_and_differences
 from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import environment_proof, push_save_and_load
 from envbuild.pipeline.model import StepResult
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.repair import lock_installer
+from envbuild.repair import install_planner, lock_installer
 from envbuild.resolve import plan_resolver
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
@@ -68,6 +69,10 @@ class Environment:
         return envbuild("verify", "--python", str(self.folder), *given)
 
 
+def install(lock: Lock, folder: Path) -> None:
+    lock_installer.install_lock(install_planner.plan_for_lock("sample", "sample", lock, {}), folder, lambda text: None)
+
+
 @pytest.fixture
 def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """torch and numpy, each one module and a library, installed from a lock; the self-test passes."""
@@ -88,7 +93,7 @@ def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(made, wheels=tuple(wheels))
     lock_file.write(made, loaded.lock_file, "sample")
-    lock_installer.install_lock("sample", made, {}, project / "venv", lambda text: None)
+    install(made, project / "venv")
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
     return Environment(project / "venv")
 
@@ -123,7 +128,7 @@ def test_a_proved_environment_is_verified(verified: Environment) -> None:
 def test_a_copy_elsewhere_is_verified_too(verified: Environment, project: Path) -> None:
     """The subject is what is installed, not where."""
     made = lock_file.required_lock(profile_of(project, PROFILE))
-    lock_installer.install_lock("sample", made, {}, project / "other", lambda text: None)
+    install(made, project / "other")
     assert Environment(project / "other").status().code == 0
 
 
@@ -458,7 +463,7 @@ def test_pushed_evidence_verifies_a_copy_without_an_image(
     assert (document["tags"], document["statements"], document["image"]) == (tags, 1, None)
     assert (document["environment"], document["state"]) == (subject, "complete")
     shutil.rmtree(os.environ["XDG_STATE_HOME"])
-    lock_installer.install_lock("sample", lock, {}, project / "other", lambda text: None)
+    install(lock, project / "other")
     for tag in ("", f":environment-{lock.short}", f"@{document['digest']}"):
         found = verify(Environment(project / "other"), registry, "--profile", "sample", tag=tag)
         assert (found.code, found.stdout.strip()) == (0, subject), found.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,13 @@ from packaging.utils import parse_wheel_filename
 
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
-from envbuild.fetch.sha256_file_store import file_digest
+from envbuild.fetch.sha256_file_store import Store, file_digest
 from envbuild.lock import lock_file
 from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
-from envbuild.repair import lock_installer
+from envbuild.repair import install_planner, lock_installer
 from envbuild.repair.lock_installer import InstalledLock
-from envbuild.util.errors import BuildError, FileError, SystemFault
+from envbuild.util.errors import BuildError, FileError, HashMismatch, SystemFault
 from unit.repair import test_repair_run
 from unit.repair.test_repair_run import UV, Venv, contents, run
 from unit.support import PROFILE, envbuild, lock_for, plan_of, profile_of
@@ -52,7 +53,8 @@ def lock(wheels: Path, tmp_path: Path) -> Lock:
 
 
 def install(lock: Lock, folder: Path) -> InstalledLock:
-    return lock_installer.install_lock("sample", lock, {"GREETING": HOSTILE}, folder, lambda text: None)
+    plan = install_planner.plan_for_lock("sample", "sample", lock, {"GREETING": HOSTILE})
+    return lock_installer.install_lock(plan, folder, lambda text: None)
 
 
 @pytest.fixture
@@ -127,13 +129,45 @@ def test_the_activation_sets_the_profiles_variables(lock: Lock, folder: Path, tm
     assert (folder / "bin" / "activate").read_text().count("GREETING") == 1
 
 
-def test_a_wheel_that_is_not_the_locked_one_is_not_installed(lock: Lock, folder: Path, wheels: Path) -> None:
+def stored_cublas(lock: Lock) -> Path:
     locked = next(one.wheel for one in lock.wheels if one.wheel.name == "nvidia-cublas-cu12")
-    other = next(wheels.glob("nvidia_cublas_cu12-12.1.3.1-*"))
-    shutil.copy(other, sha256_file_store.wheel_store().path(locked.sha256, locked.file))
+    return sha256_file_store.wheel_store().path(locked.sha256, locked.file)
+
+
+def test_a_wheel_that_is_not_the_locked_one_is_not_installed(lock: Lock, folder: Path, wheels: Path) -> None:
+    shutil.copy(next(wheels.glob("nvidia_cublas_cu12-12.1.3.1-*")), stored_cublas(lock))
+    with pytest.raises(HashMismatch, match="was damaged on this disk"):
+        install(lock, folder)
+    assert not folder.exists() and not stored_cublas(lock).exists()
+
+
+def test_uv_checks_the_hash_too(lock: Lock, folder: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sha256_file_store, "check_changed", lambda *_: None)
+    shutil.copy(next(wheels.glob("nvidia_cublas_cu12-12.1.3.1-*")), stored_cublas(lock))
     with pytest.raises(BuildError) as caught:
         install(lock, folder)
     assert "hash" in (caught.value.hint or "").lower()
+
+
+@pytest.mark.parametrize("keeps_times", [False, True])
+def test_a_wheel_damaged_since_the_last_installation_is_found(lock: Lock, folder: Path, keeps_times: bool) -> None:
+    """uv has unpacked the wheel into its cache, and does not read the file again."""
+    install(lock, folder)
+    file = stored_cublas(lock)
+    before = file.stat()
+    with file.open("r+b") as stream:  # the size stays
+        stream.seek(100)
+        stream.write(b"damaged")
+    if keeps_times:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(HashMismatch, match="was damaged on this disk"):
+        install(lock, folder.with_name("second"))
+
+
+def test_unchanged_wheels_are_not_read_again(lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(lock, folder)
+    monkeypatch.setattr(Store, "check", lambda *_: pytest.fail("reads a wheel again"))
+    assert len(install(lock, folder.with_name("second")).installed) == 4
 
 
 def test_a_folder_that_is_something_else_is_left(lock: Lock, folder: Path) -> None:

@@ -1,0 +1,124 @@
+"""Compares `envbuild install` with `uv pip install` of the same wheels, in turn, in one run.
+
+python benchmarks/install_time.py [--profile NAME] [--runs N]     writes benchmarks/results/install_time.md
+
+Both install the wheels of the profile's lock into a new environment, from the same folder and with the same uv cache,
+which is warm. uv's environment is made before its time begins; envbuild's time includes making its own. The wheels are
+downloaded once, into a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uv
+from machine import described, write
+from options import positive, program
+
+from envbuild.lock import lock_file
+from envbuild.resolve import profile_reader_and_overrides
+
+BUDGET = 1.3
+Cost = tuple[float, float]
+UV = uv.find_uv_bin()
+OURS, COLD, ALONE, WHOLE = (
+    "`envbuild install`",
+    "`envbuild install`, first time after a change of the profile, the lock or envbuild",
+    "`uv pip install`",
+    "`uv venv` and `uv pip install`",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", default="cpu", help="default: cpu")
+    parser.add_argument("--runs", type=positive, default=11, help="runs of each command; default: 11")
+    arguments = parser.parse_args()
+    loads = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory(prefix="envbuild-install-") as name:
+        times, files = measured(arguments.profile, arguments.runs, Path(name))
+    loads.append(os.getloadavg()[0])
+    alone, alone_cpu = (statistics.median(column) for column in zip(*times[ALONE], strict=True))
+    rows = []
+    for command, taken in times.items():
+        wall, cpu = zip(*taken, strict=True)
+        rows.append(
+            f"| {command} | {statistics.median(wall):.2f} | {min(wall):.2f} | {max(wall):.2f} "
+            f"| {statistics.median(wall) / alone:.2f} | {statistics.median(cpu):.2f} "
+            f"| {statistics.median(cpu) / alone_cpu:.2f} |"
+        )
+    ratio = statistics.median(wall for wall, _ in times[OURS]) / alone
+    verdict = "met" if ratio <= BUDGET else "missed"
+    write(
+        "install_time",
+        [
+            f"# Installing the lock of {arguments.profile}",
+            "",
+            f"Machine: {described()}; load {loads[0]:.1f} before and {loads[1]:.1f} after. {arguments.runs} runs each, "
+            f"in turn, with {uv_version()}. {files} files. Made by `python benchmarks/install_time.py`.",
+            "",
+            "| command | median s | min s | max s | over `uv pip install` | CPU s, median | over `uv pip install` |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "All wheels are in the store and in uv's cache, and no file of the store has changed since its hash was "
+            "checked. uv links the unpacked files into the environment. `uv pip install` gets an environment that "
+            "exists; `envbuild install` makes its own, and also writes the constraints and the activation.",
+            "",
+            f"Goal: `envbuild install` takes at most {BUDGET} times the time of `uv pip install`. "
+            f"Measured: {ratio:.2f}, {verdict}.",
+        ],
+    )
+
+
+def measured(profile: str, runs: int, folder: Path) -> tuple[dict[str, list[Cost]], int]:
+    """Return the cost of each run by command, and the number of files in the environment."""
+    os.environ.update({"XDG_CACHE_HOME": str(folder / "cache"), "UV_CACHE_DIR": str(folder / "uv")})
+    target, plans = folder / "env", folder / "cache" / "envbuild" / "install-plans"
+    ours = [sys.executable, "-m", "envbuild", "install", profile, str(target)]
+    cost(ours)  # downloads the wheels, and fills the caches
+    files = sum(len(names) for _, _, names in os.walk(target))
+    shutil.rmtree(target)
+    links = next(file for file in (folder / "cache" / "envbuild" / "find-links").iterdir() if file.is_dir())
+    lock = lock_file.required_lock(profile_reader_and_overrides.load(profile))
+    listed = folder / "requirements.txt"
+    listed.write_text("".join(f"{locked.wheel.hashed_pin()}\n" for locked in lock.wheels))
+    own = [UV, "pip", "install", "--quiet", "--no-config", "--offline", "--no-index", "--no-deps",
+           "--find-links", str(links), "--require-hashes", "--python", str(target), "-r", str(listed)]  # fmt: skip
+    venv = [UV, "venv", "--quiet", "--no-project", "--no-config", "--offline", "--python", sys.executable, str(target)]
+    times: dict[str, list[Cost]] = {ALONE: [], OURS: [], WHOLE: [], COLD: []}
+    for number in range(runs):
+        for command in list(times) if number % 2 else reversed(times):
+            if command == COLD:
+                shutil.rmtree(plans)
+            made = (0.0, 0.0) if command in (OURS, COLD) else cost(venv)
+            taken = cost(own if command in (ALONE, WHOLE) else ours)
+            times[command].append((taken[0] + made[0], taken[1] + made[1]) if command == WHOLE else taken)
+            assert sum(len(names) for _, _, names in os.walk(target)) >= files - 10, "the files are not all installed"
+            shutil.rmtree(target)
+    return times, files
+
+
+def cost(argv: list[str]) -> Cost:
+    """Return the seconds that a command takes, and its CPU seconds with those of its children."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    taken, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return taken, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def uv_version() -> str:
+    return subprocess.run([UV, "--version"], check=True, capture_output=True, text=True).stdout.split(" (")[0].strip()
+
+
+if __name__ == "__main__":
+    program(main)
