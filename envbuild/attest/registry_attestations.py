@@ -4,19 +4,25 @@ Statements about an image have the two forms that clients read: new clients read
 older ones read cosign's tag `sha256-<hex>.att`, whose manifest has one layer per statement. An environment has no
 manifest that a referrer could name, so statements about it only have the older form, under a tag that the caller names.
 Statements of other signers are kept. Existing blobs are not written again, so an interrupted push can be repeated.
+
+A registry cannot replace a tag only if nobody else has replaced it meanwhile: of two lists that are written at the same
+time, one is lost. Therefore each signed statement about an environment also has a tag of its own. Readers add what is
+missing in the list, and the next push writes it into the list.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import Envelope, PublicKey, Signer
+from envbuild.image.image_naming import LABEL
 from envbuild.registry import oci_types
-from envbuild.registry.oci_types import ImageSource, Manifest, Target
+from envbuild.registry.oci_types import ImageSource, Manifest, TaggedSource, TaggedTarget, Target
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
@@ -79,31 +85,68 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
 
 
 def publish_without_image(
-    repository: Target, tag: str, wanted: Sequence[tuple[str, bytes]], signer: Signer | None
+    repository: TaggedTarget, tag: str, wanted: Sequence[tuple[str, bytes]], signer: Signer | None
 ) -> tuple[Manifest, int]:
     """Store statements that are not about an image, under a tag. Return the manifest that lists all statements of the
     tag, and how many statements were new. `wanted` and `signer`: as for `publish`."""
-    before = _Reader(repository).layers(tag)
-    layers = _kept(before, wanted, signer)
+    reader = _Reader(repository)
+    manifest = repository.manifest(tag)
+    listed_before = reader.layers_of(manifest)
+    missing = [
+        (item, found)
+        for item, found in _missing_in_list(reader, repository, tag, manifest)
+        if not isinstance(found, Refusal)
+    ]
+    layers = _kept([*listed_before, *missing], wanted, signer)
     known = [found for _, found in layers if not isinstance(found, Refusal)]
     listed, new = [item for item, _ in layers], 0
     for kind, payload in wanted:
         if _known(known, payload, signer) is None:
-            listed.append(_put_layer(repository, Attestation(keys_and_signatures.seal(payload, signer), kind)))
+            item = _put_layer(repository, Attestation(keys_and_signatures.seal(payload, signer), kind))
+            if signer:
+                _put_layers(repository, _own_tag(tag, item), [item])
+            listed.append(item)
             new += 1
-    found = repository.manifest(tag)
-    if found is None or listed != [item for item, _ in before]:
-        found = _put_layers(repository, tag, listed)
-    return found, new
+    if manifest is None or listed != [item for item, _ in listed_before]:
+        manifest = _put_layers(repository, tag, listed, {_LISTED_AT: tag})
+    return manifest, new
+
+
+_LISTED_AT = f"{LABEL}tag"
+"""The annotation of a list of statements that names its tag. Other tags may point to the list too."""
+
+
+def _own_tag(tag: str, item: Mapping[str, object]) -> str:
+    """The tag of a single statement of the list at `tag`."""
+    return f"{tag}-{oci_types.digest_in(item).removeprefix('sha256:')[:16]}"
+
+
+def _missing_in_list(reader: _Reader, repository: TaggedSource, target: str, manifest: Manifest | None) -> Layers:
+    """The statements that have a tag of their own and are missing in the list at `target`, which has this manifest."""
+    annotations = manifest.document.get("annotations") if manifest else None
+    tag = annotations.get(_LISTED_AT) if isinstance(annotations, dict) else None
+    own = re.compile(rf"{re.escape(tag if isinstance(tag, str) else target)}-([0-9a-f]{{16}})")
+    listed = {str(item.get("digest"))[7:23] for item in (manifest.layers if manifest else ())}
+    found: list[tuple[dict[str, object], Envelope | Refusal]] = []
+    for name in sorted(repository.tags()):
+        match = own.fullmatch(name)
+        if match and match[1] not in listed:
+            try:
+                found += reader.layers(name)
+            except Refusal as refusal:  # what anybody wrote to one tag must not hide the others
+                found.append(({}, refusal))
+    return found
 
 
 Layers = Sequence[tuple[dict[str, object], Envelope | Refusal]]
 
 
 def _kept(before: Layers, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> Layers:
-    """The layers without unsigned statements of the kinds in `wanted`; all of them without a signer."""
+    """The layers without unsigned statements of the kinds in `wanted`, if there is a signer, and without layers that
+    name no digest."""
     kinds = {kind for kind, _ in wanted} if signer else set()
-    return [(item, found) for item, found in before if not _unsigned(item, found, kinds)]
+    named = [(item, found) for item, found in before if isinstance(item.get("digest"), str)]
+    return [(item, found) for item, found in named if not _unsigned(item, found, kinds)]
 
 
 def _put_layer(repository: Target, made: Attestation) -> dict[str, object]:
@@ -133,11 +176,16 @@ def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
         return False
 
 
-def _put_layers(repository: Target, tag: str, layers: Sequence[Mapping[str, object]]) -> Manifest:
+def _put_layers(
+    repository: Target,
+    tag: str,
+    layers: Sequence[Mapping[str, object]],
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
     files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
     config = oci_types.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
     repository.put_blob(config)
-    manifest = oci_types.image_manifest(oci_types.descriptor(oci_types.CONFIG, config), layers)
+    manifest = oci_types.image_manifest(oci_types.descriptor(oci_types.CONFIG, config), layers, annotations)
     repository.put_manifest(tag, manifest)
     return manifest
 
@@ -187,9 +235,14 @@ def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope
     return _without_duplicates([*(found for _, found in reader.layers(att_tag(digest))), *reader.bundles(digest)])
 
 
-def fetch_envelopes_without_image(repository: ImageSource, tag: str) -> tuple[list[Envelope], list[Refusal]]:
-    """Return every envelope that publish_without_image stored under this tag or digest, as fetch_envelopes does."""
-    return _without_duplicates([found for _, found in _Reader(repository).layers(tag)])
+def fetch_envelopes_without_image(repository: TaggedSource, target: str) -> tuple[list[Envelope], list[Refusal]]:
+    """Return every envelope that publish_without_image stored under this tag, as fetch_envelopes does. `target` may be
+    the digest of a list instead: then exactly the envelopes in that list."""
+    reader, manifest = _Reader(repository), repository.manifest(target)
+    layers = reader.layers_of(manifest)
+    if not oci_types.DIGEST.fullmatch(target):
+        layers += _missing_in_list(reader, repository, target, manifest)
+    return _without_duplicates([found for _, found in layers])
 
 
 def _without_duplicates(everything: Sequence[Envelope | Refusal]) -> tuple[list[Envelope], list[Refusal]]:
@@ -212,7 +265,10 @@ class _Reader:
 
     def layers(self, tag: str) -> list[tuple[dict[str, object], Envelope | Refusal]]:
         """Return the envelopes stored in the older form under a tag, each after its descriptor."""
-        manifest = self._repository.manifest(tag)
+        return self.layers_of(self._repository.manifest(tag))
+
+    def layers_of(self, manifest: Manifest | None) -> list[tuple[dict[str, object], Envelope | Refusal]]:
+        """Return the envelopes in a list in the older form, each after its descriptor."""
         return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
 
     def bundles(self, digest: str) -> list[Envelope | Refusal]:

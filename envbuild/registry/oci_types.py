@@ -163,9 +163,13 @@ class Manifest:
         return images[0]
 
 
-def image_manifest(config: Mapping[str, Any], layers: Iterable[Mapping[str, Any]]) -> Manifest:
+def image_manifest(
+    config: Mapping[str, Any], layers: Iterable[Mapping[str, Any]], annotations: Mapping[str, str] | None = None
+) -> Manifest:
     """Return the manifest of an image. `config`, `layers`: the descriptors of its configuration and of its layers."""
     document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": list(layers)}
+    if annotations:
+        document["annotations"] = dict(annotations)
     return Manifest(encoded(document), MANIFEST)
 
 
@@ -196,6 +200,16 @@ class Target(ImageSource, Protocol):
 
     def put_blob(self, raw: bytes) -> None: ...
     def put_manifest(self, target: str, manifest: Manifest) -> bool: ...
+
+
+class TaggedSource(ImageSource, Protocol):
+    """An image source that lists its tags: a repository."""
+
+    def tags(self) -> list[str]: ...
+
+
+class TaggedTarget(Target, TaggedSource, Protocol):
+    """A repository that can be written to."""
 
 
 def descriptors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

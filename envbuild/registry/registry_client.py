@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import requests
 
@@ -21,7 +21,7 @@ from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_http_and_auth import Access
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
-from envbuild.util.untrusted_input_errors import Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 _LOG = logging.getLogger(__name__)
 _HUB = "registry-1.docker.io"
@@ -29,6 +29,7 @@ _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
 _BLOCK = 1 << 20
 _PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
 _PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part or download is resumed
+_TAG_PAGES = 200  # maximum number of responses that are read for a list of tags
 _NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
 _BINARY = {"Content-Type": "application/octet-stream"}
 
@@ -149,6 +150,29 @@ class Repository:
             return oci_types.descriptors(strict_and_canonical_json.parse(raw, "the list of referrers"), "manifests")
         index = self.manifest(oci_types.fallback_tag(digest))
         return oci_types.descriptors(index.document, "manifests") if index else []
+
+    def tags(self) -> list[str]:
+        """All tags of the repository; empty if it does not exist, or if the registry does not list tags."""
+        found: list[str] = []
+        page: dict[str, str] = {}
+        for _ in range(_TAG_PAGES):
+            answer = self._get(f"tags/list{f'?{urlencode(page)}' if page else ''}", also_missing=(400, 405))
+            if answer is None:
+                return found
+            listed = strict_and_canonical_json.parse(
+                self._body(answer, oci_types.MAX_MANIFEST, "the list of tags"), "the list of tags"
+            ).get("tags")
+            if listed is None:  # some registries send null instead of an empty list
+                return found
+            if not isinstance(listed, list) or not all(isinstance(tag, str) for tag in listed):
+                raise Malformed("the list of tags is not a list of texts")
+            found += listed
+            # only these two values are taken from the link: its host may be wrong behind a proxy, or hostile
+            values = parse_qs(urlsplit(answer.links.get("next", {}).get("url", "")).query)
+            page = {key: values[key][0] for key in ("last", "n") if key in values}
+            if "last" not in page or not listed:
+                return found
+        raise Refusal("too-large", f"the list of tags has more than {_TAG_PAGES} pages")
 
     def put_blob(self, raw: bytes) -> None:
         """Upload a blob unless it exists."""

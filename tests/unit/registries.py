@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,6 +45,8 @@ class Registry:
     lengths: list[str | None] = field(default_factory=list)  # Content-Length of uploads
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    tag_page: int | None = 2  # tags in one response of the list of tags; None: it does not list tags
+    on_request: Callable[[str], None] | None = None  # called with each request before it is answered
     requests: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization
     port: int = 0
 
@@ -105,7 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(500, {}, b'{"errors": [{"code": "NO", "message": "not now"}]}')
         kind, _, target = path.removeprefix("/v2/").rpartition("/")
         kind = kind.rpartition("/")[2]
-        return {"manifests": self._manifest, "blobs": self._blob, "uploads": self._upload,
+        if registry.on_request:
+            registry.on_request(f"{self.command} {path}")
+        return {"manifests": self._manifest, "tags": self._tags, "blobs": self._blob, "uploads": self._upload,
                 "referrers": self._referrers}.get(kind, self._missing)(target, query, raw)  # fmt: skip
 
     do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = _handle
@@ -131,6 +135,16 @@ class _Handler(BaseHTTPRequestHandler):
         media_type, content = registry.manifests[target]
         headers = {"Content-Type": media_type, "Docker-Content-Digest": oci_types.digest_of(content)}
         return self._answer(200, headers, content)
+
+    def _tags(self, target: str, query: str, raw: bytes) -> None:
+        registry, parameters = self.registry, dict(urllib.parse.parse_qsl(query))
+        if registry.tag_page is None:
+            return self._answer(405, {}, b"{}")
+        tags = sorted(name for name in registry.manifests if not name.startswith("sha256:"))
+        tags = [name for name in tags if name > parameters.get("last", "")]
+        page, rest = tags[: registry.tag_page], tags[registry.tag_page :]
+        link = f'</v2/other/tags/list?n={registry.tag_page}&last={page[-1]}>; rel="next"' if rest else ""
+        return self._answer(200, {"Link": link} if link else {}, json.dumps({"tags": page or None}).encode())
 
     def _blob(self, target: str, query: str, raw: bytes) -> None:
         if target not in self.registry.blobs:

@@ -1,0 +1,163 @@
+"""Statements about environments in a registry: what several machines publish at the same time is not lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from envbuild.attest import keys_and_signatures, registry_attestations
+from envbuild.attest.keys_and_signatures import Signer
+from envbuild.registry import oci_types
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
+from unit.registries import Registry, serving
+
+TAG = "environment-0123456789ab"
+KIND = "https://example/kind"
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+@pytest.fixture
+def signer() -> Signer:
+    return new_signer()
+
+
+def new_signer() -> Signer:
+    hidden, _ = keys_and_signatures.generate("secret")
+    return keys_and_signatures.private(hidden, "key", "secret")
+
+
+def place(registry: Registry) -> Repository:
+    return Repository(Reference.parse(f"{registry.host}/team/sample"))
+
+
+def publish(registry: Registry, text: str, signer: Signer | None) -> tuple[str, int]:
+    wanted = [(KIND, f'{{"text": "{text}"}}'.encode())]
+    manifest, new = registry_attestations.publish_without_image(place(registry), TAG, wanted, signer)
+    return manifest.digest, new
+
+
+def texts(registry: Registry, target: str = TAG) -> list[str]:
+    found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), target)
+    assert not refused
+    return sorted(
+        match[1].decode()
+        for envelope in found
+        if (match := re.search(rb'"text": "(\w+)"', keys_and_signatures.envelope_payload(envelope)))
+    )
+
+
+def listed(registry: Registry) -> int:
+    manifest = place(registry).manifest(TAG)
+    return len(manifest.layers) if manifest else 0
+
+
+def publish_during(registry: Registry, line: str, *others: tuple[str, Signer | None]) -> None:
+    """Let other machines publish a statement each, while the registry has received a request and has not answered."""
+
+    def interleave(request: str) -> None:
+        if re.fullmatch(line, request):
+            registry.on_request = None
+            for text, signer in others:
+                publish(registry, text, signer)
+
+    registry.on_request = interleave
+
+
+WRITES = [f"PUT /v2/team/sample/manifests/{TAG}", f"PUT /v2/team/sample/manifests/{TAG}-.*", ".*blobs/uploads/.*"]
+
+
+@pytest.mark.parametrize("line", [*WRITES, "GET /v2/team/sample/tags/list"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_two_machines_that_publish_at_the_same_time_lose_nothing(registry: Registry, line: str, before: int) -> None:
+    """One machine has read the list, and writes it after the other has written it."""
+    if before:
+        publish(registry, "earlier", new_signer())
+    publish_during(registry, line, ("second", new_signer()))
+    publish(registry, "first", new_signer())
+    assert registry.on_request is None
+    assert texts(registry) == ["earlier", "first", "second"][1 - before :]
+
+
+def test_three_machines_with_one_key_lose_nothing(registry: Registry, signer: Signer) -> None:
+    publish_during(registry, WRITES[0], ("second", signer), ("third", signer))
+    publish(registry, "first", signer)
+    assert listed(registry) == 1, "the list alone has lost the others"
+    assert texts(registry) == ["first", "second", "third"]
+
+
+def test_the_next_push_completes_the_list(registry: Registry, signer: Signer) -> None:
+    publish_during(registry, WRITES[0], ("second", signer))
+    publish(registry, "first", signer)
+    digest, new = publish(registry, "second", signer)
+    assert (new, listed(registry), texts(registry, digest)) == (0, 2, ["first", "second"])
+    registry.requests.clear()
+    assert publish(registry, "first", signer) == (digest, 0)
+    assert registry.written() == []
+
+
+def test_a_digest_names_exactly_its_list(registry: Registry, signer: Signer) -> None:
+    digest, _ = publish(registry, "first", signer)
+    publish(registry, "second", signer)
+    assert texts(registry, digest) == ["first"]
+
+
+def test_another_tag_of_the_list_finds_the_same(registry: Registry, signer: Signer) -> None:
+    publish_during(registry, WRITES[0], ("second", signer))
+    publish(registry, "first", signer)
+    registry.manifests["environment"] = registry.manifests[TAG]
+    assert texts(registry, "environment") == ["first", "second"]
+
+
+def test_a_complete_list_needs_no_other_manifest(registry: Registry, signer: Signer) -> None:
+    for text in ("first", "second"):
+        publish(registry, text, signer)
+    registry.requests.clear()
+    texts(registry)
+    assert [line for line, _ in registry.requests if "manifests" in line] == [f"GET /v2/team/sample/manifests/{TAG}"]
+
+
+def test_statements_of_another_lock_do_not_belong_to_it(registry: Registry, signer: Signer) -> None:
+    publish(registry, "first", signer)
+    own = next(name for name in registry.manifests if name.startswith(f"{TAG}-"))
+    for name in (own.replace("0123456789ab", "ba9876543210"), f"{TAG}-other", f"x{own}", f"{own}0"):
+        registry.manifests[name] = registry.manifests[own]
+    registry.manifests.pop(TAG), registry.manifests.pop(own)
+    assert texts(registry) == []
+
+
+def test_an_unsigned_statement_has_no_tag_and_gives_way(registry: Registry, signer: Signer) -> None:
+    publish(registry, "first", None)
+    assert [name for name in registry.manifests if ":" not in name] == [TAG]
+    publish(registry, "second", signer)
+    assert texts(registry) == ["second"]
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"layers": 1}', b'{"annotations": [], "layers": [{}]}'])
+def test_an_invalid_manifest_of_one_statement_hides_no_other(registry: Registry, signer: Signer, raw: bytes) -> None:
+    publish(registry, "first", signer)
+    registry.manifests[f"{TAG}-{'0' * 16}"] = (oci_types.MANIFEST, raw)
+    publish(registry, "second", signer)
+    assert listed(registry) == 2
+    found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), TAG)
+    assert (len(found), len(refused)) == (2, 1)
+
+
+def test_a_layer_without_a_digest_is_left_out_of_the_next_list(registry: Registry, signer: Signer) -> None:
+    registry.manifests[TAG] = (oci_types.MANIFEST, b'{"layers": [{}]}')
+    publish(registry, "first", signer)
+    assert texts(registry) == ["first"]
+
+
+def test_a_registry_that_lists_no_tags_works_as_before(registry: Registry, signer: Signer) -> None:
+    registry.tag_page = None
+    for text in ("first", "second"):
+        publish(registry, text, signer)
+    assert texts(registry) == ["first", "second"]
