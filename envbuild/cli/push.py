@@ -15,9 +15,7 @@ from envbuild.util.errors import UsageError
     help="Compress the layers with zstd instead of gzip: smaller, and faster to unpack. "
     "Layers of a base image stay as they are. Pulling then requires Docker 23 or containerd 1.5, or newer.",
 )
-@click.option(
-    "--unsigned", is_flag=True, help="Push without a signature; `verify` refuses such an image, other tools do not."
-)
+@click.option("--unsigned", is_flag=True, help="Push without a signature; `verify` refuses it, other tools do not.")
 @click.option(
     "--python",
     metavar="PATH",

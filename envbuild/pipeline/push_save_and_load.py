@@ -57,7 +57,7 @@ from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
-from envbuild.registry.oci_types import Manifest, Reference, Target
+from envbuild.registry.oci_types import Manifest, Reference, TaggedTarget, Target
 from envbuild.registry.registry_client import Repository
 from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
@@ -67,9 +67,9 @@ from envbuild.util.errors import BuildError, EnvbuildError, NotProved, UsageErro
 from envbuild.util.json_output_types import Digest
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
-_NO_SIGNER = f"""\
-create a key: envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
---unsigned publishes without a signature: `envbuild verify` and `envbuild load` refuse such an image"""
+_NO_SIGNER = f"create a key: envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}"
+_UNSIGNED_IMAGE = "--unsigned publishes without a signature: `envbuild verify` and `envbuild load` refuse such an image"
+_UNSIGNED_EVIDENCE = "--unsigned publishes without a signature: `envbuild verify` refuses such evidence"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def push_environment(name: str, target: str, python: str, listener: Listener, *,
     """
     reference = registry_push.parse_repository(target)
     context = StepContext(listener)
-    signer = _signer(unsigned)
+    signer = _signer(unsigned, _UNSIGNED_EVIDENCE)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
     with exclusive_run(context, name, pushed.document):
         loaded = context.step("load profile", load_profile, name)
@@ -183,17 +183,18 @@ def _test_results(
 
 
 def _publish_without_image(
-    place: Target, tag: str, statements: list[tuple[str, bytes]], signer: Signer | None
+    place: TaggedTarget, tag: str, statements: list[tuple[str, bytes]], signer: Signer | None
 ) -> StepResult[Manifest]:
     manifest, new = registry_attestations.publish_without_image(place, tag, statements, signer)
     return StepResult(manifest, cached=new == 0, note=_published_note(statements, signer))
 
 
-def _signer(unsigned: bool) -> Signer | None:
-    """The configured signer; None if `unsigned` is set. Raises UsageError if no key is configured."""
+def _signer(unsigned: bool, consequence: str = _UNSIGNED_IMAGE) -> Signer | None:
+    """The configured signer; None if `unsigned` is set. Raises UsageError if no key is configured. `consequence`: what
+    --unsigned would do."""
     signer = None if unsigned else keys_and_signatures.configured_signer()
     if signer is None and not unsigned:
-        raise UsageError("No signing key: nothing was published", hint=_NO_SIGNER)
+        raise UsageError("No signing key: nothing was published", hint=f"{_NO_SIGNER}\n{consequence}")
     return signer
 
 
