@@ -83,29 +83,28 @@ def main() -> None:
 def measured(profile: str, runs: int, folder: Path) -> tuple[dict[str, list[Cost]], int]:
     """Return the cost of each run by command, and the number of files in the environment."""
     os.environ.update({"XDG_CACHE_HOME": str(folder / "cache"), "UV_CACHE_DIR": str(folder / "uv")})
-    target, plans = folder / "env", folder / "cache" / "envbuild" / "install-plans"
-    ours = [sys.executable, "-m", "envbuild", "install", profile, str(target)]
-    cost(ours)  # downloads the wheels, and fills the caches
-    files = sum(len(names) for _, _, names in os.walk(target))
-    shutil.rmtree(target)
+    plans = folder / "cache" / "envbuild" / "install-plans"
+    ours = [sys.executable, "-m", "envbuild", "install", profile]
+    cost([*ours, str(folder / "first")])  # downloads the wheels, and fills the caches
     links = next(file for file in (folder / "cache" / "envbuild" / "find-links").iterdir() if file.is_dir())
     lock = lock_file.required_lock(profile_reader_and_overrides.load(profile))
     listed = folder / "requirements.txt"
     listed.write_text("".join(f"{locked.wheel.hashed_pin()}\n" for locked in lock.wheels))
     own = [UV, "pip", "install", "--quiet", "--no-config", "--offline", "--no-index", "--no-deps",
-           "--find-links", str(links), "--require-hashes", "--python", str(target), "-r", str(listed)]  # fmt: skip
-    venv = [UV, "venv", "--quiet", "--no-project", "--no-config", "--offline", "--python", sys.executable, str(target)]
+           "--find-links", str(links), "--require-hashes", "-r", str(listed), "--python"]  # fmt: skip
+    venv = [UV, "venv", "--quiet", "--no-project", "--no-config", "--offline", "--python", sys.executable]
     times: dict[str, list[Cost]] = {ALONE: [], OURS: [], WHOLE: [], COLD: []}
     for number in range(runs):
         for command in list(times) if number % 2 else reversed(times):
+            # always a new folder, and none is removed before the end: the removal would slow the next command down
+            target = str(folder / f"{number}-{len(command)}")
             if command == COLD:
                 shutil.rmtree(plans)
-            made = (0.0, 0.0) if command in (OURS, COLD) else cost(venv)
-            taken = cost(own if command in (ALONE, WHOLE) else ours)
+            made = (0.0, 0.0) if command in (OURS, COLD) else cost([*venv, target])
+            taken = cost([*(own if command in (ALONE, WHOLE) else ours), target])
             times[command].append((taken[0] + made[0], taken[1] + made[1]) if command == WHOLE else taken)
-            assert sum(len(names) for _, _, names in os.walk(target)) >= files - 10, "the files are not all installed"
-            shutil.rmtree(target)
-    return times, files
+            assert sum(1 for _ in Path(target).glob("lib/*/site-packages/*.dist-info")) == len(lock.wheels)
+    return times, sum(len(names) for _, _, names in os.walk(folder / "first"))
 
 
 def cost(argv: list[str]) -> Cost:

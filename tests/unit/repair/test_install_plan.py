@@ -96,7 +96,7 @@ def test_a_change_of_envbuild_itself_counts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(install_plan, "__file__", str(package / "repair" / "install_plan.py"))
     install_planner.plan_and_cache("sample")
     (package / "repair" / "__pycache__" / "module.pyc").write_text("1")
-    assert install_plan.cached("sample") is not None, "bytecode is made anew at any time"
+    assert install_plan.cached("sample") is not None, "Python writes bytecode at any time"
     (package / "repair" / "module.py").write_text("12")
     assert install_plan.cached("sample") is None
 
