@@ -6,8 +6,7 @@ import click
 
 from envbuild.cli.command_options import json_option, profile_argument
 from envbuild.cli.console import emit
-from envbuild.util.errors import UsageError, printable
-from envbuild.util.yaml_and_project_paths import display
+from envbuild.util.errors import UsageError, display, printable
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
+from envbuild.profile.profile_folders import is_path as is_path
+from envbuild.profile.profile_folders import profile_folders
 from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 
@@ -48,13 +50,6 @@ class Meant:
     profile: str
     cli_words: str
     requirements: Path | None = None
-
-
-def profile_folders() -> Iterator[Path]:
-    """Folders with profiles; a user's own profiles take precedence."""
-    for root in dict.fromkeys((Path.cwd() / "profiles", package_data.PROFILES)):
-        yield root
-        yield root / "projects"
 
 
 def profile_names() -> list[str]:
@@ -166,10 +161,6 @@ def _folder(name: str, folder: Path) -> ProfileError:
     more = f", and {len(paths) - _MOST} more" if len(paths) > _MOST else ""
     hint = f"name one of its profiles: {', '.join(paths[:_MOST])}{more}" if paths else "it contains no profile"
     return ProfileError(f"{name} is a folder, and a profile is a file", hint=hint)
-
-
-def is_path(name: str) -> bool:
-    return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def meant(name: str, wanted: Path | None = None) -> Meant:

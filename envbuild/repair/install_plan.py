@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
-from envbuild.profile import profile_and_lock_name_lookup
+from envbuild.profile.profile_folders import is_path, profile_folders
 from envbuild.util import atomic_files, user_folders
 
 _FORMAT = 1
@@ -62,7 +62,7 @@ def store(name: str, plan: InstallPlan, files: Mapping[Path, os.stat_result]) ->
 
     A profile named by its path is not cached: where its lock is found depends on more folders than `_made_from` lists.
     """
-    if profile_and_lock_name_lookup.is_path(name):
+    if is_path(name):
         return
     digests = {str(file): _digest(str(file)) for file in files}
     if all(_state(file.stat()) == _state(before) for file, before in files.items()):
@@ -96,7 +96,7 @@ def _made_from(name: str) -> str:
     seen = hashlib.sha256(repr((_FORMAT, name, str(Path.cwd()), sys.version)).encode())
     for row in _own_files(str(Path(__file__).parent.parent)):
         seen.update(repr(row).encode())
-    for folder in profile_and_lock_name_lookup.profile_folders():
+    for folder in profile_folders():
         seen.update(repr((str(folder), sorted(_names(folder)))).encode())
     return seen.hexdigest()
 

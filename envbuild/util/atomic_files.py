@@ -9,7 +9,6 @@ from pathlib import Path
 
 from envbuild.util import temporary_files
 from envbuild.util.errors import FileError
-from envbuild.util.yaml_and_project_paths import inside
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,6 +21,8 @@ def holds_text(file: Path, text: str) -> bool:
 def write_within(project: Path, file: Path, content: str | bytes) -> None:
     """Write a file of a project. Raises FileError if a link leads out of the project, because a project's author must
     not be able to have files outside of the project overwritten."""
+    from envbuild.util.yaml_and_project_paths import inside  # imports the YAML parser
+
     try:
         inside(str(file.absolute()), file.parent, project)
     except ValueError as error:

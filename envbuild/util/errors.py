@@ -8,7 +8,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
+
+
+def display(file: Path) -> str:
+    """The path as shown in messages: relative to the working folder if the file is in it."""
+    try:
+        return str(file.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(file)
 
 
 def printable(text: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from envbuild.util.errors import EnvbuildError, Fault, ProfileError
+from envbuild.util.errors import display as display
 
 Path = tuple[str | int, ...]
 
@@ -327,11 +328,3 @@ def home(file: FilePath) -> FilePath:
     while folder.name in ("projects", "profiles"):
         folder = folder.parent
     return folder
-
-
-def display(file: FilePath) -> str:
-    """The path as shown in messages: relative to the working folder if the file is in it."""
-    try:
-        return str(file.resolve().relative_to(FilePath.cwd()))
-    except ValueError:
-        return str(file)
