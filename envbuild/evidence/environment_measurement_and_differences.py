@@ -27,6 +27,8 @@ Sha256Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _INFO = ".dist-info"
 # Files in .dist-info that may differ from those in the wheel: an installer adds them, or an override changes them.
 _INSTALLERS = frozenset(("INSTALLER", "REQUESTED", "RECORD", "METADATA", "direct_url.json", "uv_cache.json"))
+# Of these, the files of any distribution that name paths and times of an installation. Python imports nothing by them.
+_NOTES = _INSTALLERS - {"METADATA"}
 _MOST = 10  # maximum number of differences in a message
 
 
@@ -61,9 +63,9 @@ class MeasuredEnvironment(_EnvironmentPart):
     locked distributions, with their versions.
 
     `path`: sys.path without the standard library. `further`: all other files below these folders, grouped by the first
-    part of their path; this includes other distributions and `.pth` files. `loaded`: the folders from which the dynamic
-    loader takes libraries, and CUDA libraries in other folders. `library_path`: the folders of LD_LIBRARY_PATH that
-    contain libraries, in order. `preloaded`: the files of LD_PRELOAD, in order.
+    part of their path; this includes other distributions and `.pth` files, but not what installers note. `loaded`: the
+    folders from which the dynamic loader takes libraries, and CUDA libraries in other folders. `library_path`: the
+    folders of LD_LIBRARY_PATH that contain libraries, in order. `preloaded`: the files of LD_PRELOAD, in order.
 
     In paths, {site} is the folder with the locked distributions, {prefix} the environment, and {base} the Python that
     the environment was created from.
@@ -314,10 +316,13 @@ def _recorded(folder: FolderFiles, info: str) -> Iterator[str]:
 
 
 def _groups(label: str, files: Mapping[str, str]) -> Iterator[FileGroup]:
-    """Yield one group for all files whose paths have the same first part. `label`: the folder's name in the result."""
+    """Yield one group for all files whose paths have the same first part, without the notes of installers. `label`: the
+    folder's name in the result."""
     parts: dict[str, dict[str, str]] = defaultdict(dict)
     for path, sha in files.items():
-        parts[path.partition("/")[0]][path] = sha
+        first, _, below = path.partition("/")
+        if not (first.endswith(_INFO) and below in _NOTES):
+            parts[first][path] = sha
     for part in sorted(parts):
         yield _group(f"{label}/{part}".rstrip("/"), parts[part])
 

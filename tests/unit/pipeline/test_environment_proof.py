@@ -27,6 +27,7 @@ from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.repair import install_planner, lock_installer
 from envbuild.resolve import plan_resolver
+from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
 from unit.registries import Registry, serving
@@ -86,6 +87,8 @@ def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
         stem = name.replace("-", "_")
         bundled = {f"{stem}/_vendor/other-1.dist-info/{name}": b"x" for name in ("RECORD", "METADATA")}
         files = {f"{stem}/__init__.py": b"", f"{stem}/lib/lib{stem}.so": b"x", **bundled}
+        # the path of the environment is in the script of a command, and RECORD has the script's hash
+        files[f"{stem}-{item.wheel.version}.dist-info/entry_points.txt"] = f"[console_scripts]\n{name} = x:y\n".encode()
         recorded(folder, name, item.wheel.version, files=files)
         (file,) = folder.iterdir()
         real = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
@@ -128,8 +131,13 @@ def test_a_proved_environment_is_verified(verified: Environment) -> None:
 def test_a_copy_elsewhere_is_verified_too(verified: Environment, project: Path) -> None:
     """The subject is what is installed, not where."""
     made = lock_file.required_lock(profile_of(project, PROFILE))
+    for item in made.wheels:  # installed from a file with a different time, as on another machine
+        os.utime(sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file))
+    shutil.rmtree(user_folders.cache_folder("find-links"))
     install(made, project / "other")
-    assert Environment(project / "other").status().code == 0
+    assert (project / "other" / "bin" / "pip").is_file()
+    done = Environment(project / "other").status()
+    assert done.code == 0, done.stdout
 
 
 def test_the_record_says_what_was_measured(verified: Environment) -> None:
