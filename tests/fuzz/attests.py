@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -46,6 +47,7 @@ from envbuild.image.layers.base_image_contents import BaseLayerRef
 from envbuild.lock import lock_file
 from envbuild.registry import image_content_reader, layer_archive_comparison, oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
+from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import EnvbuildError
 from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -236,7 +238,8 @@ def _registry() -> dict[str, Any]:
             "mediaType": oci_types.INDEX,
             "manifests": [{"digest": "@bundle", "artifactType": registry_attestations.BUNDLE}],
         },
-        "status": {"tag": 200, "manifests": 200, "blobs": 200, "referrers": 200},
+        "tags": {"name": "team/sample", "tags": ["environment", "environment-0123456789abcdef", "verified"]},
+        "status": {"tag": 200, "manifests": 200, "blobs": 200, "referrers": 200, "tags": 200},
         "headers": {
             "tag": {"Content-Type": oci_types.INDEX, "Docker-Content-Digest": "@index"},
             "manifests": {"Content-Type": oci_types.MANIFEST},
@@ -246,7 +249,8 @@ def _registry() -> dict[str, Any]:
     }
 
 
-_DOCUMENTS = ("config", "envelope", "bundled", "manifest", "index", "att", "bundle", "referrers")
+_DOCUMENTS = ("config", "envelope", "bundled", "manifest", "index", "att", "bundle", "referrers", "tags")
+_LISTS = ("environment", "environment-0123456789abcdef")  # tags of statements about environments
 _LOCATIONS = (
     "https://[",
     "//x:y/",
@@ -275,7 +279,7 @@ def _registries(draw: Draw) -> dict[str, Any]:
     found = draw(trees([_registry()]))
     found = found if isinstance(found, dict) else {}
     if draw(st.integers(0, 3)) == 0:
-        kind = draw(st.sampled_from(("tag", "manifests", "blobs", "referrers")))
+        kind = draw(st.sampled_from(("tag", "manifests", "blobs", "referrers", "tags")))
         status = draw(st.sampled_from((301, 307, 401, 401, 403, 404, 400, 500, 200)))
         head = {"Location": draw(st.sampled_from(_LOCATIONS)), "WWW-Authenticate": draw(st.sampled_from(_CHALLENGES))}
         found |= {"status": {kind: status}, "headers": {kind: head}}
@@ -306,7 +310,9 @@ class _Answers(HTTPAdapter):
         path = url.partition("?")[0].rpartition("/")[2]
         if path == "verified":
             return "tag", self._blobs[self._known["@index"]], oci_types.INDEX
-        if path == registry_attestations.att_tag(self._known["@manifest"]):
+        if path == "list":
+            return "tags", self._blobs[self._known["@tags"]], "application/json"
+        if path in (registry_attestations.att_tag(self._known["@manifest"]), *_LISTS):
             return "manifests", self._blobs[self._known["@att"]], oci_types.MANIFEST
         kind = next((kind for kind in ("blobs", "referrers") if f"/{kind}/" in url), "manifests")
         if kind == "referrers":
@@ -339,6 +345,8 @@ def _check_registry(documents: dict[str, Any]) -> None:
     http.mount("https://", _Answers(documents))
     http.mount("http://", _Answers(documents))
     with mock.patch.object(registry_http_and_auth, "registry_session", lambda authority, tries=4: http):
+        with contextlib.suppress(EnvbuildError):
+            registry_attestations.fetch_envelopes_without_image(Repository(PLACE), "environment")
         found = image_verifier.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(plain(found.document()))
     if found.verified:  # only statements signed for this image count

@@ -52,8 +52,8 @@ RUN_ELSEWHERE = {
     "doctor --cluster": "tests/unit/doctor/test_node_comparison.py::test_the_odd_node_is_named_through",
     "fix": "tests/unit/repair/test_repair_plan.py::test_the_command_prints_the_fix",
     "fix --here --gpu": "tests/unit/repair/test_repair_plan.py::test_without_a_log_the_gpu_can_be_named",
-    "fix --image": "tests/unit/repair/test_image_repair_plan.py::test_the_command_prints_a_dockerfile",
-    "fix train.log --image": "tests/unit/repair/test_image_repair_plan.py::test_the_command_prints_a_dockerfile",
+    "fix --image": "tests/e2e/test_fix.py::test_an_image_without_faults_needs_nothing",
+    "fix train.log --image": "tests/e2e/test_fix.py::test_the_printed_dockerfile_gives_a_fixed_image",
     "fix --python .venv --gpu": "tests/unit/repair/test_repair_plan.py::test_without_a_log_the_gpu_can_be_named",
     "fix --python .venv --undo": "tests/unit/repair/test_repair_run.py::test_uv_fixes_it_and_undo_restores_every_file",
     "fix train.log --here --apply": (
@@ -82,7 +82,7 @@ RUN_ELSEWHERE = {
     ),
     "push": "tests/e2e/test_push.py::test_a_pushed_image_is_verified_without_an_engine",
     "push h20 registry.example/h20 --python": (
-        "tests/unit/pipeline/test_environment_proof.py::test_pushed_evidence_verifies_a_copy_without_an_image"
+        "tests/e2e/test_environments.py::test_an_equal_environment_elsewhere_is_verified"
     ),
     "run": "tests/unit/repair/test_fixed_library_folder_and_variables.py::"
     "test_a_program_loads_the_fixed_library_although_torch_has_an_rpath",
@@ -123,7 +123,7 @@ RUN_ELSEWHERE = {
     "verify --evidence": "tests/unit/attest/test_image_verifier.py::test_a_signed_statement_is_checked_by_itself",
     "verify --python": "tests/unit/pipeline/test_environment_proof.py::test_a_proved_environment_is_verified",
     "verify registry.example/h20 --python": (
-        "tests/unit/pipeline/test_environment_proof.py::test_pushed_evidence_verifies_a_copy_without_an_image"
+        "tests/e2e/test_environments.py::test_an_equal_environment_elsewhere_is_verified"
     ),
     "verify MYAPP": "tests/e2e/test_push.py::test_a_child_that_adds_a_package_is_verified_by_its_base",
     "verify mirror.example/cpu:verified": "tests/attacks/test_registry.py::test_a_copy_to_another_repository",
