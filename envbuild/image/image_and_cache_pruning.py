@@ -19,8 +19,9 @@ from envbuild.image import (
 )
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
-from envbuild.image.layers import base_image_contents
-from envbuild.image.oci import base_image_download
+from envbuild.image.layers import base_image_contents, layer_cache
+from envbuild.image.layers.wheel_layers import WheelOfLayer
+from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.lock.lock_file import Lock
 from envbuild.util import temporary_files, user_folders
 from envbuild.util.errors import EnvbuildError
@@ -77,12 +78,14 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     based = {lock.image: lock.platform for lock in locks if lock.image}
     kinds["images"] = {name for pair in based.items() for name in base_image_download.cached_files(*pair)}
     kinds["image-contents"] = {name for lock in locks for name in _contents_files(lock)}
+    keys = {key for lock in locks for key in lock_image_lookup_and_recipe.layer_keys(lock, _compiled_wheels(lock))}
+    kinds |= layer_cache.files_of_layers(keys)
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            # A name with a leading dot is a file in transfer, unless it is old. A base image may be in use by
-            # `verify --rebuild`, whose lock is not noted.
-            may_be_used = path.name.startswith(".") or kind in ("images", "image-contents")
+            # A name with a leading dot is a file in transfer, unless it is old. The files of these folders may be in
+            # use by `verify --rebuild` or `export oci`, whose locks are not noted.
+            may_be_used = path.name.startswith(".") or kind in ("images", "image-contents", "layers", "layers/blobs")
             if path.name not in wanted and (not may_be_used or time.time() - path.stat().st_mtime > _DAY):
                 inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
                 yield Removable(kind, str(path), _size(path), inside)
@@ -103,6 +106,11 @@ def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
 def temporary() -> Iterator[Removable]:
     """Yield temporary folders that killed processes left."""
     yield from (Removable("temporary", str(path), _size(path)) for path in temporary_files.abandoned())
+
+
+def _compiled_wheels(lock: Lock) -> dict[str, WheelOfLayer]:
+    found = filter(None, (extension_wheel_build.find_wheel(lock, one) for one in lock.extensions))
+    return {one.name: WheelOfLayer(one.path, one.sha256) for one in found}
 
 
 def _contents_files(lock: Lock) -> Iterator[str]:

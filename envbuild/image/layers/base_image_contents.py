@@ -100,16 +100,22 @@ def base_contents(
     Raises BuildError if the image does not have this Python with its module venv, or has /opt/venv already or an /opt
     that other users cannot enter; Refusal for an invalid layer.
     """
+    if known := known_contents(layers, python, environment):
+        return known
     file, search = contents_file(layers, python, environment), _search_path(environment)
-    known = sha256_file_store.noted(file, _CachedContents)
-    if known and known.check == _check(file, known.contents):
-        return known.contents
     contents = _contents(_read_tree(place, layers, python), python, search)
     strict_and_canonical_json.require_unicode(asdict(contents), "the base image has a path that is not UTF-8")
     atomic_files.write_atomically(
         file, strict_and_canonical_json.encode({"contents": asdict(contents), "check": _check(file, contents)})
     )
     return contents
+
+
+def known_contents(layers: Sequence[BaseLayerRef], python: str, environment: Mapping[str, str]) -> BaseContents | None:
+    """Return the contents of a base image if they are in the cache. The parameters are those of `base_contents`."""
+    file = contents_file(layers, python, environment)
+    known = sha256_file_store.noted(file, _CachedContents)
+    return known.contents if known and known.check == _check(file, known.contents) else None
 
 
 def contents_file(layers: Sequence[BaseLayerRef], python: str, environment: Mapping[str, str]) -> Path:

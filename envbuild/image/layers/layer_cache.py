@@ -7,7 +7,9 @@ damaged or missing entry is made again. Files are renamed into place when they a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, cast
@@ -20,6 +22,7 @@ from envbuild.util import atomic_files, strict_and_canonical_json, temporary_fil
 from envbuild.util.errors import BuildError
 
 _BLOCK = 1 << 20
+_FOLDER, _BLOBS = "layers", "layers/blobs"
 
 
 class LayerRecipe(Protocol):
@@ -49,11 +52,22 @@ class _CacheEntry:
 
 def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
     """Return the cached layer of a recipe, without its files, or None if it is missing or its entry is damaged."""
-    if recipe.key is None:
-        return None
-    entry = sha256_file_store.noted(_file(recipe.key), _CacheEntry)
+    return _known(recipe.key) if recipe.key is not None else None
+
+
+def files_of_layers(keys: Collection[str]) -> dict[str, set[str]]:
+    """Return the files of the layers with these keys: the names of the files for each folder of the cache."""
+    layers = filter(None, map(_known, keys))
+    return {
+        _FOLDER: {_file(key).name for key in keys} | {_blobs().name},
+        _BLOBS: {_blob(_blobs(), layer).name for layer in layers},
+    }
+
+
+def _known(key: str) -> WrittenLayer | None:
+    entry = sha256_file_store.noted(_file(key), _CacheEntry)
     layer = WrittenLayer(entry.digest, entry.size, entry.diff_id, entry.diff_size) if entry else None
-    return layer if layer and entry == _entry(recipe.key, layer) else None
+    return layer if layer and entry == _entry(key, layer) else None
 
 
 def stream_layer(
@@ -92,9 +106,12 @@ def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], objec
     """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless the folder has
     that file undamaged. `watch` gets the bytes of the blob, and may raise an error to stop. Raises what the recipe's
     `write` raises."""
-    known = known_layer(recipe)
+    known, in_cache = known_layer(recipe), folder == _blobs()
     if known:
         file = _blob(folder, known)
+        if in_cache:
+            with contextlib.suppress(OSError):
+                os.utime(file)  # `envbuild prune` keeps it for another day
         if file.is_file() and sha256_file_store.file_digest(file) == file.name:
             return known
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +121,6 @@ def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], objec
             watch(block)
             stream.write(block)
 
-        in_cache = folder == _blobs()
         layer = (_written if in_cache else stream_layer)(recipe, receive, len)
         stream.flush()
         made.chmod(0o644)
@@ -135,11 +151,11 @@ def _entry(key: str, layer: WrittenLayer) -> _CacheEntry:
 
 
 def _file(key: str) -> Path:
-    return user_folders.cache_folder("layers", make=False) / f"{key}.json"
+    return user_folders.cache_folder(_FOLDER, make=False) / f"{key}.json"
 
 
 def _blobs() -> Path:
-    return user_folders.cache_folder("layers", make=False) / "blobs"
+    return user_folders.cache_folder(_BLOBS, make=False)
 
 
 def _blob(folder: Path, layer: WrittenLayer) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from envbuild.image.oci.image_description import ImageDescription, ImageInputs, 
 from envbuild.lock.lock_file import Lock
 from envbuild.registry.image_content_reader import Config
 from envbuild.util import strict_and_canonical_json, user_folders
-from envbuild.util.errors import BuildError, LockError
+from envbuild.util.errors import BuildError, EnvbuildError, LockError
 from envbuild.util.untrusted_input_errors import Refusal
 
 
@@ -57,6 +58,26 @@ def _base_image(lock: Lock) -> tuple[BaseImage, BaseContents] | None:
     except Refusal:
         base_image_download.require_intact_layers(image)
         raise
+
+
+def layer_keys(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> set[str]:
+    """Return the keys under which the cache has the layers of a lock's image. `compiled`: as for `describe_lock`; a
+    wheel may be missing. Reads no layer: if the contents of a base image are not in the cache, the layers made from
+    them are left out. Empty for a lock without a valid image."""
+    wheels = {one.name: compiled.get(one.name, WheelOfLayer(Path(one.name), "")) for one in lock.extensions}
+    with contextlib.suppress(EnvbuildError):
+        described = _described(lock, wheels, _known_base_image(lock))
+        return {layer.recipe.key for layer in described.layers if layer.recipe.key is not None}
+    return set()
+
+
+def _known_base_image(lock: Lock) -> tuple[BaseImage, BaseContents] | None:
+    """Return the base image with the contents in the cache, or a stand-in if they are not there."""
+    if lock.image is None:
+        return None
+    image = base_image_download.read_base_image(lock.image, lock.platform)
+    contents = image and base_image_contents.known_contents(image.layers, lock.python, image.config.environment)
+    return (image, contents) if image and contents else _stand_in(lock, lock.image)
 
 
 def recipe_digest(lock: Lock, compiled: Iterable[CompiledRecord]) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +12,7 @@ import pytest
 
 from envbuild.cli import prune as command
 from envbuild.fetch import sha256_file_store
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, Archive
 from envbuild.image import (
     build_records,
@@ -21,6 +22,10 @@ from envbuild.image import (
     lock_paths_of_built_images,
 )
 from envbuild.image.docker_engine import Engine
+from envbuild.image.layers import layer_cache
+from envbuild.image.layers.layer_cache import LayerRecipe
+from envbuild.image.layers.layer_writer import LayerFile, WrittenLayer, write_layer
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -325,6 +330,120 @@ def test_compiled_wheels_and_their_sources_stay_as_long_as_a_lock_names_them(pro
     found = {(item.kind, Path(item.name).name) for item in image_and_cache_pruning.caches([], [made])}
     assert found == set(unused)
     assert {(item.kind, Path(item.name).name) for item in image_and_cache_pruning.caches([], [])} == {*used, *unused}
+
+
+def with_python(lock: Lock) -> Lock:
+    """The lock with the package of its Python, which the locks of `lock_for` lack."""
+    return dataclasses.replace(lock, base=(Deb("python3.11", "3.11.2-6", sha("deb"), 1, "pool/p.deb"), *lock.base))
+
+
+@dataclasses.dataclass(frozen=True)
+class StandInRecipe:
+    """A layer with one small file, under the key of another recipe."""
+
+    key: str
+    keeps_blob: bool
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        return write_layer([LayerFile("opt/file", self.key.encode())], packed, plain)
+
+
+def cache_layers(lock: Lock, compiled: Mapping[str, WheelOfLayer] | None = None) -> set[Path]:
+    """Put small layers into the cache under the keys of the lock's layers, and return the files that were added."""
+    before = set(layer_files())
+    for described in lock_image_lookup_and_recipe.describe_lock(lock, compiled or {}).layers:
+        assert described.recipe.key
+        layer_cache.stream_layer(StandInRecipe(described.recipe.key, described.recipe.keeps_blob))
+    return set(layer_files()) - before
+
+
+def layer_files() -> list[Path]:
+    return [path for path in user_folders.cache_folder("layers").rglob("*") if path.is_file()]
+
+
+def set_old() -> None:
+    for path in [*layer_files(), user_folders.cache_folder("layers/blobs")]:
+        os.utime(path, (0, 0))
+
+
+def removable_layers(*locks: Lock) -> set[Path]:
+    return {Path(one.name) for one in image_and_cache_pruning.caches([], locks) if one.kind.startswith("layers")}
+
+
+def test_cached_layers_stay_as_long_as_a_lock_needs_them(locked: Lock) -> None:
+    locked = with_python(locked)
+    other = dataclasses.replace(locked, base=locked.base[:-1])
+    files = cache_layers(locked)
+    own = cache_layers(other)
+    assert len([path for path in own if path.parent.name == "blobs"]) == 2, "its base and its apt packages"
+    assert len(own) == 5, "the entries of both and of its virtual environment"
+    assert removable_layers() == set(), "`export oci` may use them"
+    set_old()
+    assert removable_layers(locked, other) == set()
+    assert removable_layers(locked) == own
+    fewer = dataclasses.replace(locked, wheels=locked.wheels[:-1])
+    assert len(removable_layers(fewer, other) & files) == 0 and len(removable_layers(fewer) - own) == 1
+    assert removable_layers() == files | own
+    hidden = user_folders.cache_folder("layers") / ".envbuild-tmp-archive-x"
+    hidden.mkdir()
+    os.utime(hidden, (0, 0))
+    image_and_cache_pruning.remove_items(None, image_and_cache_pruning.caches([], [locked]))
+    assert set(layer_files()) == files and not hidden.exists()
+    assert all(map(layer_cache.known_layer, recipes_of(locked)))
+
+
+def recipes_of(lock: Lock) -> list[LayerRecipe]:
+    return [described.recipe for described in lock_image_lookup_and_recipe.describe_lock(lock, {}).layers]
+
+
+def test_the_blob_of_a_layer_stays_for_a_day_after_each_use(locked: Lock) -> None:
+    locked = with_python(locked)
+    cache_layers(locked)
+    set_old()
+    used, _ = [recipe.key for recipe in recipes_of(locked) if recipe.keeps_blob and recipe.key]
+    layer = layer_cache.stream_layer(StandInRecipe(used, True))
+    left = [path for path in layer_files() if path not in removable_layers()]
+    assert [path.name for path in left] == [layer.digest[7:]]
+
+
+def test_the_layer_of_an_extension_stays_while_its_wheel_is_in_the_cache(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": "c" * 40, "modules": ["kernels"]}
+    card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}
+    lock = with_python(lock_for(plan_of(project, card)))
+    wheel = extension_wheel_build.BuiltWheel("kernels", "k", Path("kernels.whl"), sha("wheel"), 1, 1, "2026")
+    files = cache_layers(lock, {"kernels": WheelOfLayer(wheel.path, wheel.sha256)})
+    set_old()
+    (of_wheel,) = removable_layers(lock)
+    assert of_wheel.suffix == ".json"
+    monkeypatch.setattr(extension_wheel_build, "find_wheel", lambda lock, one: wheel)
+    assert removable_layers(lock) == set()
+    assert removable_layers() == files
+
+
+def test_layers_on_a_base_image_stay_also_if_the_image_is_not_in_the_cache(project: Path) -> None:
+    """Then the layers of wheels are kept, because they do not depend on the image."""
+    with serving(Registry()) as registry:
+        base = PushedBase([debian()], {"Env": ["PATH=/usr/bin"]})
+        lock = lock_for(plan_of(project, {**PROFILE, "base": {"image": base.reference(registry)}, "apt": []}))
+        base_image_download.download_base_image(str(lock.image), PLATFORM, lambda name, count: None)
+        files = cache_layers(lock)
+    set_old()
+    assert removable_layers(lock) == set()
+    wheels = [recipe.key for recipe in recipes_of(lock) if isinstance(recipe, WheelLayer)]
+    assert wheels
+    for folder in ("image-contents", "images"):
+        for path in user_folders.cache_folder(folder).iterdir():
+            path.unlink()
+        left = files - removable_layers(lock)
+        assert {path.stem for path in left} == set(wheels)
+
+
+def test_a_lock_that_has_no_valid_image_keeps_no_layers(locked: Lock) -> None:
+    files = cache_layers(with_python(locked))
+    set_old()
+    assert removable_layers(locked) == files, "its base has no package of its Python"
 
 
 def test_the_files_of_a_base_image_stay_as_long_as_a_lock_names_it(locked: Lock) -> None:
