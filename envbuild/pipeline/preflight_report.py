@@ -36,7 +36,8 @@ class Preflight:
     """The document of `make --dry-run`. `line_reason`: why this CUDA line was chosen. `gpus`: the models that the
     profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `found_gpus`,
     `driver`: those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock
-    matches the profile; if not, the bytes are estimated from the outdated lock. `expected_from`: the profile whose
+    matches the profile; if not, the bytes are estimated from the outdated lock. `without_base_image`: whether the bytes
+    lack those of a base image, whose manifest was not downloaded yet. `expected_from`: the profile whose
     earlier run on this machine is the basis of `expected_minutes`."""
 
     profile: str
@@ -50,6 +51,7 @@ class Preflight:
     lock_current: bool
     fetch_bytes: int | None
     disk_bytes: int | None
+    without_base_image: bool
     expected_minutes: float | None
     expected_from: str | None
     proof: Provability
@@ -113,7 +115,8 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         yield f"GPU: {known}; the profile is for {', '.join(found.gpus)}"
         needed = f"; driver {found.needed_driver} or newer" if found.needed_driver else ""
         yield f"line: {found.profile}, {found.line_reason}{needed}"
-    about = "" if found.lock_current else ", estimated from an outdated lock"
+    about = ", without the base image, whose size is not known yet" if found.without_base_image else ""
+    about += "" if found.lock_current else ", estimated from an outdated lock"
     if found.fetch_bytes is None or found.disk_bytes is None:
         yield "to fetch and on disk: unknown, there is no lock yet"
     else:

@@ -131,6 +131,7 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
         lock_current=current,
         fetch_bytes=fetch,
         disk_bytes=disk,
+        without_base_image=lock is not None and not built and disk_space_needs.lacks_base_image(lock),
         expected_minutes=expected.minutes if expected else None if steps else 0.0,
         expected_from=expected.profile if expected else None,
         proof=proof,

@@ -125,7 +125,7 @@ class Children:
         judged = judge_proof(loaded.profile.gpus, loaded.profile.gpu_count, machine, None, proved=False)
         proof, reasons = self.provability.get(loaded.name, judged if judged[0] == "impossible" else ("proved", ()))
         gpus = tuple(loaded.profile.gpus)
-        return Preflight(loaded.name, options.line_reason, gpus, 1, "local", (), None, None, True, 0, 0, 1.0,
+        return Preflight(loaded.name, options.line_reason, gpus, 1, "local", (), None, None, True, 0, 0, False, 1.0,
                          loaded.name, proof, reasons)  # fmt: skip
 
     def options(self, name: str, verb: str) -> list[str]:

@@ -14,7 +14,7 @@ from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import DriverReading, GpuReading, Mig
 from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import Proof
-from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
+from envbuild.image.oci import base_image_download, disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.pipeline import make_build_and_test, preflight_report, step_durations
 from envbuild.pipeline.model import Options
@@ -27,6 +27,8 @@ from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
 from envbuild.util.untrusted_input_errors import Reason
+from unit.image.base_images import PLATFORM, PushedBase, debian
+from unit.registries import Registry, serving
 from unit.support import PROFILE, configure, envbuild, image_of, lock_for, profile_of, write_profile
 
 GPU = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
@@ -208,6 +210,20 @@ def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, proje
     assert preview(no_cache=True).disk_bytes == disk_space_needs.needed_bytes(lock)
     write_profile(project, {**GPU, "packages": ["einops"]})
     assert "an outdated lock" in "\n".join(preflight_report.preflight_lines(preview()))
+
+
+def test_a_base_image_of_unknown_size_is_named(machine: SimpleNamespace, project: Path) -> None:
+    with serving(Registry()) as registry:
+        reference = PushedBase([debian()]).reference(registry)
+        loaded = profile_of(project, {**GPU, "base": {"image": reference}, "apt": []})
+        lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, "sample")
+        text = ", without the base image, whose size is not known yet"
+        assert text in "\n".join(preflight_report.preflight_lines(preview()))
+        machine.image = image_of()
+        assert not preview().without_base_image, "the image is built already"
+        machine.image = None
+        base_image_download.download_base_manifest(reference, PLATFORM)
+        assert text not in "\n".join(preflight_report.preflight_lines(preview()))
 
 
 def test_an_image_that_is_proved_needs_no_gpu(

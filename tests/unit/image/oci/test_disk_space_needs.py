@@ -14,9 +14,13 @@ from envbuild.fetch import sha256_file_store
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
 from envbuild.image import debian_base_tar
 from envbuild.image.docker_engine import Engine
-from envbuild.image.oci import disk_space_needs
+from envbuild.image.layers import layer_cache
+from envbuild.image.oci import base_image_download, disk_space_needs
 from envbuild.lock.lock_file import Lock
+from envbuild.registry import oci_types
 from envbuild.util.errors import DiskError, EngineError
+from unit.image.base_images import PLATFORM, PushedBase, debian
+from unit.registries import Registry, serving
 from unit.support import PROFILE, lock_for, plan_of, sha
 
 
@@ -78,7 +82,6 @@ def test_the_required_disk_space_grows_with_the_lock(locked: Lock) -> None:
     )
     without = dataclasses.replace(locked, archives=())
     packed = sum(archive.bytes for archive in locked.archives)
-    packed = sum(archive.bytes for archive in locked.archives)
     assert disk_space_needs.needed_bytes(locked) > disk_space_needs.needed_bytes(without) + packed * 3
 
 
@@ -97,3 +100,38 @@ def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: P
         assert disk_space_needs.fetched_bytes(lock, compiling=True) == disk_space_needs.fetched_bytes(lock) + packed
         assert disk_space_needs.needed_bytes(lock, compiling=True) > disk_space_needs.needed_bytes(lock) + packed * 3
     assert made.builder and of_debian.builder and made.builder.archives and of_debian.builder.debs
+
+
+def test_the_layers_of_a_base_image_count_once_their_sizes_are_known(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their blobs until they were read, and by their tars afterwards. The engine's disk needs them, not only the
+    cache."""
+    base, plain = (
+        PushedBase([debian(), {"srv/data": bytes(5_000_000)}]),
+        PushedBase([debian()], media_type=oci_types.LAYER_TAR, pack=bytes),
+    )
+    engine, free = SimpleNamespace(data_folder=tmp_path), {"bytes": 0}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, free["bytes"]))
+    with serving(Registry()) as registry:
+        for pushed, ratio in ((base, 2.8), (plain, 1)):
+            reference, packed = pushed.reference(registry), sum(map(len, pushed.blobs))
+            lock = lock_for(plan_of(project, {**PROFILE, "base": {"image": reference}, "apt": []}))
+            assert disk_space_needs.lacks_base_image(lock)
+            before = disk_space_needs.needed_bytes(lock)
+            base_image_download.download_base_manifest(reference, PLATFORM)
+            assert not disk_space_needs.lacks_base_image(lock)
+            assert disk_space_needs.needed_bytes(lock) - before == pytest.approx(2 * ratio * packed, abs=2)
+            free["bytes"] = disk_space_needs.needed_bytes(lock) + disk_space_needs.fetched_bytes(lock) - 1
+            with pytest.raises(DiskError):
+                disk_space_needs.require_disk_space(cast(Engine, engine), lock)
+            free["bytes"] += 1
+            disk_space_needs.require_disk_space(cast(Engine, engine), lock)
+            image = base_image_download.download_base_image(reference, PLATFORM, lambda name, count: None)
+            for layer in image.layers:
+                layer_cache.stream_layer(image.recipe(layer))
+            assert disk_space_needs.needed_bytes(lock) == before + 2 * sum(map(len, pushed.tars))
+
+
+def test_a_lock_without_a_base_image_lacks_none(locked: Lock) -> None:
+    assert not disk_space_needs.lacks_base_image(locked)
