@@ -10,9 +10,7 @@ import contextlib
 import functools
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks
 from envbuild.image.layers.base_image_contents import BaseLayerRef
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
+from envbuild.image.oci.parallel_layer_tasks import StopSignal, run_layer_tasks
 from envbuild.lock.base_image_tag_lookup import registry_hint
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import CONFIG_BYTES, Config
@@ -38,9 +37,8 @@ LAYER_TYPES = {
     **{f"{_DOCKER}{form}": f"{_OCI}{form.replace('.', '+')}" for form in ("", ".gzip", ".zstd")},
 }
 """Type of a layer in a manifest of OCI or Docker -> type in a manifest of OCI."""
-_AT_ONCE = 4  # layers that are downloaded at the same time
 _BLOCK = 1 << 20
-_SHOWN = ("created", "created_by", "author", "comment", "empty_layer")  # of an entry of the history
+_HISTORY_KEYS = ("created", "created_by", "author", "comment", "empty_layer")  # of an entry of the history
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,10 @@ def missing_bytes(reference: str, platform: str) -> int | None:
 
 
 def _missing_bytes(image: BaseImage) -> int:
-    return sum(layer.size - _part_bytes(layer) for layer in _missing(image).values())
+    return sum(layer.size - _part_bytes(layer) for layer in _missing_layers(image).values())
 
 
-def _missing(image: BaseImage) -> dict[str, BaseLayerRef]:
+def _missing_layers(image: BaseImage) -> dict[str, BaseLayerRef]:
     """Return the layers that the cache lacks, by title. A layer that occurs twice is listed once."""
     numbered = {layer.digest: (number, layer) for number, layer in enumerate(image.layers, 1)}
     return {
@@ -124,9 +122,9 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
     Raises NetworkError if the registry does not serve it, Refusal if it serves something else, BuildError if the image
     is not of the platform or has a layer of an unknown type, DiskError if the disk has no space for the layers.
     """
-    with _named_in_errors(reference):
+    with _add_image_to_errors(reference):
         place = Repository(Reference.parse(reference))
-        image = _downloaded_description(place, reference, platform)
+        image = _fetch_description(place, reference, platform)
         _mark_as_used(image)
         _download_layers(place, image, show)
     return image
@@ -135,12 +133,12 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
 def download_base_manifest(reference: str, platform: str) -> None:
     """Download the manifest and the configuration of a base image, which state its layers and their sizes. Raises what
     `download_base_image` raises."""
-    with _named_in_errors(reference):
-        _downloaded_description(Repository(Reference.parse(reference)), reference, platform)
+    with _add_image_to_errors(reference):
+        _fetch_description(Repository(Reference.parse(reference)), reference, platform)
 
 
 @contextlib.contextmanager
-def _named_in_errors(reference: str) -> Iterator[None]:
+def _add_image_to_errors(reference: str) -> Iterator[None]:
     """Name the base image in the errors of its registry and of its content, with what to do."""
     try:
         yield
@@ -153,53 +151,41 @@ def _named_in_errors(reference: str) -> Iterator[None]:
         ) from error
 
 
-def _downloaded_description(place: Repository, reference: str, platform: str) -> BaseImage:
-    manifest = _image_manifest(reference, platform, lambda digest: _downloaded_manifest(place, digest))
+def _fetch_description(place: Repository, reference: str, platform: str) -> BaseImage:
+    manifest = _image_manifest(reference, platform, lambda digest: _fetch_manifest(place, digest))
     if not _is_intact(manifest.config):
         _write(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
-    return _parsed(reference, platform, manifest)
+    return _base_image_from(reference, platform, manifest)
 
 
 def _mark_as_used(image: BaseImage) -> None:
     """Set the time of the image's files and parts to now, so that `envbuild prune` keeps them for another day."""
     for digest in image.file_digests:
-        for file in (_file(digest), _part(digest)):
+        for file in (_file(digest), _part_file(digest)):
             with contextlib.suppress(OSError):
                 os.utime(file)
 
 
 def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, int], None]) -> None:
-    missing = _missing(image)
+    missing = _missing_layers(image)
     disk_space.require_free(user_folders.cache_folder("images"), _missing_bytes(image), "the base image")
-    stop = threading.Event()  # one failure, or Ctrl-C, also ends the other downloads
 
-    def bring(title: str) -> None:
-        try:
-            _download_layer(place, missing[title], functools.partial(show, title), stop)
-        except BaseException:
-            stop.set()
-            raise
+    def download(title: str, stop: StopSignal) -> None:
+        _download_layer(place, missing[title], functools.partial(show, title), stop)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        try:
-            for _ in pool.map(bring, missing):
-                pass
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+    run_layer_tasks(download, missing)
 
 
-def _download_layer(place: Repository, layer: BaseLayerRef, came: Callable[[int], None], stop: threading.Event) -> None:
+def _download_layer(place: Repository, layer: BaseLayerRef, on_bytes: Callable[[int], None], stop: StopSignal) -> None:
     """Download a layer, or the rest of it. A part with wrong content is discarded, and the layer is downloaded from its
-    beginning. If `stop` is set, the download ends early, without an error."""
-    part = _part(layer.digest)
-    while not stop.is_set():
+    beginning. `on_bytes` gets the number of bytes of each block. Raises Stopped if `stop` is set; the part stays."""
+    part = _part_file(layer.digest)
+    while True:
         begin = _part_bytes(layer)
         try:
-            if _append_rest(place, layer, part, begin, came, stop):
-                part.chmod(0o644)
-                part.replace(_file(layer.digest))
+            _append_rest(place, layer, part, begin, on_bytes, stop)
+            part.chmod(0o644)
+            part.replace(_file(layer.digest))
             return
         except Refusal:
             part.unlink(missing_ok=True)
@@ -215,30 +201,27 @@ def _download_layer(place: Repository, layer: BaseLayerRef, came: Callable[[int]
 
 
 def _append_rest(
-    place: Repository, layer: BaseLayerRef, part: Path, begin: int, came: Callable[[int], None], stop: threading.Event
-) -> bool:
-    """Append the rest of a layer to its first `begin` bytes in `part`. Return whether the layer is complete: it is not
-    if `stop` was set. Raises Refusal if it is too large or its digest is wrong."""
+    place: Repository, layer: BaseLayerRef, part: Path, begin: int, on_bytes: Callable[[int], None], stop: StopSignal
+) -> None:
+    """Append the rest of a layer to its first `begin` bytes in `part`. Raises Refusal if the layer is too large or its
+    digest is wrong, Stopped if `stop` is set."""
     with part.open("r+b" if begin else "wb") as stream:
         seen = hashlib.sha256()
         for block in iter(functools.partial(stream.read, _BLOCK), b"") if begin else ():
-            if stop.is_set():
-                return False
+            stop.check()
             seen.update(block)
         for block in place.unchecked_blocks(layer.digest, begin, layer.size):
-            if stop.is_set():
-                return False
+            stop.check()
             stream.write(block)
             seen.update(block)
-            came(len(block))
+            on_bytes(len(block))
         stream.flush()
         os.fsync(stream.fileno())
     if f"sha256:{seen.hexdigest()}" != layer.digest:
         raise place.wrong_content(layer.digest)
-    return True
 
 
-def _part(digest: str) -> Path:
+def _part_file(digest: str) -> Path:
     """The file of a layer that is not complete yet. `envbuild prune` removes hidden files after a day."""
     file = _file(digest)
     return file.with_name(f".{file.name}.part")
@@ -247,7 +230,7 @@ def _part(digest: str) -> Path:
 def _part_bytes(layer: BaseLayerRef) -> int:
     """The bytes of a layer that an interrupted download left; 0 if they are more than the layer has."""
     with contextlib.suppress(FileNotFoundError):
-        size = _part(layer.digest).stat().st_size
+        size = _part_file(layer.digest).stat().st_size
         return size if size <= layer.size else 0
     return 0
 
@@ -255,8 +238,8 @@ def _part_bytes(layer: BaseLayerRef) -> int:
 def read_base_image(reference: str, platform: str) -> BaseImage | None:
     """Return a base image by its files in the cache; None if its manifest or its configuration is missing there. Its
     layers may be missing. Raises what `download_base_image` raises, except NetworkError."""
-    with contextlib.suppress(FileNotFoundError), _named_in_errors(reference):
-        return _parsed(reference, platform, _image_manifest(reference, platform, _cached_manifest))
+    with contextlib.suppress(FileNotFoundError), _add_image_to_errors(reference):
+        return _base_image_from(reference, platform, _image_manifest(reference, platform, _cached_manifest))
     return None
 
 
@@ -267,7 +250,7 @@ def _image_manifest(reference: str, platform: str, read: Callable[[str], Manifes
     found = read(digest)
     if not found.is_index:
         return found
-    images = [item for item in oci_types.descriptors(found.document, "manifests") if _is_of(item, platform)]
+    images = [item for item in oci_types.descriptors(found.document, "manifests") if _is_for_platform(item, platform)]
     if len(images) != 1:
         raise BuildError(
             f"the base image {reference} has {some(len(images), 'image')} for {platform}",
@@ -276,7 +259,7 @@ def _image_manifest(reference: str, platform: str, read: Callable[[str], Manifes
     return read(oci_types.digest_in(images[0]))
 
 
-def _is_of(item: Mapping[str, Any], platform: str) -> bool:
+def _is_for_platform(item: Mapping[str, Any], platform: str) -> bool:
     named = item.get("platform")
     return (
         isinstance(named, dict)
@@ -285,7 +268,7 @@ def _is_of(item: Mapping[str, Any], platform: str) -> bool:
     )
 
 
-def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
+def _fetch_manifest(place: Repository, digest: str) -> Manifest:
     if not _is_intact(digest):
         found = place.manifest(digest)
         if found is None:
@@ -296,19 +279,19 @@ def _downloaded_manifest(place: Repository, digest: str) -> Manifest:
 
 
 def _cached_manifest(digest: str) -> Manifest:
-    raw = _intact(digest)
+    raw = _read_intact(digest)
     document = oci_types.parse_document(raw, "the manifest", oci_types.MAX_MANIFEST)
     return Manifest(raw, oci_types.INDEX if "manifests" in document else oci_types.MANIFEST)
 
 
 def _is_intact(digest: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        _intact(digest)
+        _read_intact(digest)
         return True
     return False
 
 
-def _intact(digest: str) -> bytes:
+def _read_intact(digest: str) -> bytes:
     """Return a manifest or a configuration. Raises FileNotFoundError, also after removing a file that was damaged."""
     raw = _file(digest).read_bytes()
     if oci_types.digest_of(raw) != digest:
@@ -317,8 +300,8 @@ def _intact(digest: str) -> bytes:
     return raw
 
 
-def _parsed(reference: str, platform: str, manifest: Manifest) -> BaseImage:
-    raw = _intact(manifest.config)
+def _base_image_from(reference: str, platform: str, manifest: Manifest) -> BaseImage:
+    raw = _read_intact(manifest.config)
     config = image_content_reader.parse_config(manifest.config, raw)
     document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
     strict_and_canonical_json.require_unicode(document, "the base image's configuration has a text that is not Unicode")
@@ -358,12 +341,12 @@ def _history(found: Any, layers: int, reference: str) -> tuple[Mapping[str, Any]
     entries = found if isinstance(found, list) and all(map(_is_history_entry, found)) else []
     if sum(not item.get("empty_layer") for item in entries) != layers:
         return tuple({"created_by": reference} for _ in range(layers))
-    return tuple({key: item[key] for key in _SHOWN if key in item} for item in entries)
+    return tuple({key: item[key] for key in _HISTORY_KEYS if key in item} for item in entries)
 
 
 def _is_history_entry(item: Any) -> bool:
     return isinstance(item, dict) and all(
-        isinstance(item[key], bool if key == "empty_layer" else str) for key in _SHOWN if key in item
+        isinstance(item[key], bool if key == "empty_layer" else str) for key in _HISTORY_KEYS if key in item
     )
 
 

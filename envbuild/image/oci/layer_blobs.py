@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
+from envbuild.image.oci.parallel_layer_tasks import StopSignal, run_layer_tasks
 from envbuild.util.errors import BuildError
 
-_AT_ONCE = 4  # layers
 _BLOCK = 1 << 20
 _WAITING = 16  # the most blocks that wait between the writer and the reader of a layer
-
-
-class _Abandoned(Exception):
-    """Stops a writer, because nothing reads the rest."""
 
 
 def write_layers_again(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
@@ -56,42 +51,28 @@ def _each_layer(
     on_layer: Callable[[str], None],
 ) -> OciImage:
     """Run `work` for each layer. If one fails, or the user interrupts, the others stop at their next block."""
-    ended = threading.Event()
 
-    def watch(block: bytes) -> None:
-        if ended.is_set():
-            raise _Abandoned
-
-    def layer_of(described: DescribedLayer) -> WrittenLayer:
-        layer = work(described.recipe, watch)
+    def layer_of(described: DescribedLayer, stop: StopSignal) -> WrittenLayer:
+        layer = work(described.recipe, lambda block: stop.check())
         sizes = f"{layer.size / 1e6:.0f} MB, {layer.diff_size / 1e6:.0f} MB unpacked"
         on_layer(f"layer {described.title}: {sizes}")
         return layer
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        layers = [pool.submit(layer_of, described) for described in description.layers]
-        try:
-            for done in wait(layers, return_when=FIRST_EXCEPTION).done:
-                done.result()
-        finally:
-            ended.set()
-            pool.shutdown(cancel_futures=True)
-    return description.with_layers([layer.result() for layer in layers])
+    return description.with_layers(run_layer_tasks(layer_of, description.layers))
 
 
 def blob_blocks(
-    recipe: LayerRecipe, digest: str, *, plain: bool = False, ended: threading.Event | None = None
+    recipe: LayerRecipe, digest: str, *, plain: bool = False, stop: StopSignal | None = None
 ) -> Generator[bytes, None, None]:
     """Yield the blob of a layer while it is written, in blocks of about 1 MiB. `plain`: yield the uncompressed tar
-    instead; `ended`: stop with an exception at the next block once it is set, because nothing needs the rest. Raises
-    what the recipe's `write` raises; BuildError after the last block if the digest is not `digest`."""
+    instead. Raises Stopped at the next block once `stop` is set, what the recipe's `write` raises, and BuildError after
+    the last block if the digest is not `digest`."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING)
-    abandoned = threading.Event()
+    reader_stopped = StopSignal()
     block = bytearray()
 
-    def send(item: bytes | None) -> None:
-        if abandoned.is_set():
-            raise _Abandoned
+    def send(item: bytes) -> None:
+        reader_stopped.check()
         waiting.put(item)
 
     def receive(raw: bytes) -> None:
@@ -107,18 +88,18 @@ def blob_blocks(
                 send(bytes(block))
             return layer
         finally:
-            if not abandoned.is_set():
+            if not reader_stopped.is_set():
                 waiting.put(None)
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         try:
             while (item := waiting.get()) is not None:
-                if ended is not None and ended.is_set():
-                    raise _Abandoned
+                if stop is not None:
+                    stop.check()
                 yield item
         except BaseException:
-            abandoned.set()
+            reader_stopped.set()
             while not writing.done():  # the writer may wait until its block is taken
                 with contextlib.suppress(queue.Empty):
                     waiting.get(timeout=0.05)

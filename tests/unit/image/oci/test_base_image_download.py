@@ -19,6 +19,7 @@ import zstandard
 
 from envbuild.image.oci import base_image_download, lock_image_lookup_and_recipe
 from envbuild.image.oci.base_image_download import BaseImage
+from envbuild.image.oci.parallel_layer_tasks import Stopped, StopSignal
 from envbuild.registry import oci_types, registry_client, registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
@@ -479,10 +480,11 @@ def test_a_download_also_stops_before_its_first_new_byte(
     registry.ranges = False
     monkeypatch.setattr(base_image_download, "_BLOCK", 10_000)
     part_of(FIRST).write_bytes(LARGE.blobs[0][:100_000])
-    stop, looks = threading.Event(), itertools.count()
+    stop, looks = StopSignal(), itertools.count()
     monkeypatch.setattr(stop, "is_set", lambda: next(looks) == blocks)
     place = Repository(Reference.parse(one_layer))
-    base_image_download._download_layer(place, image.layers[0], lambda count: None, stop)
+    with pytest.raises(Stopped):
+        base_image_download._download_layer(place, image.layers[0], lambda count: None, stop)
     assert part_of(FIRST).stat().st_size == 100_000
     assert next(looks) == blocks + 1
     assert len(sent(registry)) == (blocks > 10)

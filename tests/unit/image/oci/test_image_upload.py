@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from envbuild.image.layers.layer_writer import WrittenLayer
-from envbuild.image.oci import image_upload, layer_blobs
+from envbuild.image.oci import layer_blobs, parallel_layer_tasks
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.image_upload import upload_image
 from envbuild.image.oci.layer_blobs import blob_blocks, learn_layers
@@ -169,7 +169,7 @@ def test_the_other_uploads_stop_if_one_fails_or_the_user_interrupts(
         raise KeyboardInterrupt
 
     if error is KeyboardInterrupt:
-        monkeypatch.setattr(image_upload, "wait", interrupt)
+        monkeypatch.setattr(parallel_layer_tasks, "wait", interrupt)
     with pytest.raises(error):
         upload(registry, one)
     assert long.written < 300 and registry.manifests == {}

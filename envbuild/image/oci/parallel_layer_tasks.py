@@ -1,0 +1,44 @@
+"""Runs a task for each of several layers in parallel, and stops all tasks at the first error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+_THREADS = 4  # each upload needs up to 32 MiB of memory
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Stopped(Exception):
+    """Ends a task whose result is not needed any more."""
+
+
+class StopSignal(threading.Event):
+    """Is set when the results of tasks are not needed any more."""
+
+    def check(self) -> None:
+        """Raise Stopped if the signal is set."""
+        if self.is_set():
+            raise Stopped
+
+
+def run_layer_tasks(task: Callable[[T, StopSignal], R], items: Iterable[T]) -> list[R]:
+    """Run `task` for each item, four at the same time, and return the results in the order of the items.
+
+    If one fails, or the user interrupts, the signal is set, whose `check` each task must call after every block. The
+    first error is raised when all tasks have ended.
+    """
+    stop = StopSignal()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        running = [pool.submit(task, item, stop) for item in items]
+        try:
+            for done in wait(running, return_when=FIRST_EXCEPTION).done:
+                done.result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    return [one.result() for one in running]
