@@ -18,7 +18,7 @@ import requests
 from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.byte_block_streams import SizedStream, of_equal_size
 from envbuild.registry.oci_types import Manifest, Reference
-from envbuild.registry.registry_http_and_auth import Access
+from envbuild.registry.registry_http_and_auth import Access, HostUnreachable
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -90,9 +90,14 @@ class Repository:
             raise self.wrong_content(digest)
 
     def unchecked_blocks(self, digest: str, start: int, size: int) -> Generator[bytes, None, None]:
-        """The bytes of a blob of `size` bytes from `start` on, in blocks; a response that ends early is resumed. The
-        caller must compare the whole content with the digest. Raises Refusal if the blob has more bytes: a registry
-        could fill the disk with a blob that does not end."""
+        """The bytes of a blob of `size` bytes from `start` on, in blocks. The caller must compare the whole content
+        with the digest. Raises Refusal if the blob has more bytes: a registry could fill the disk with a blob that does
+        not end.
+
+        A response that ends early is resumed, and so is a download whose registry does not answer any more. After four
+        failures in a row, the last error is raised. Failures are not in a row if a block or more arrived between them.
+        """
+        begin = counted_from = start
         pauses = iter(_PAUSES)
         while start < size:
             try:
@@ -104,9 +109,12 @@ class Repository:
                 if start < size:
                     sent = f"{self.reference.host} sends only {start} of the {size} bytes of the blob {digest}"
                     raise _BrokenResponse(sent, hint="run the same command again")
-            except _BrokenResponse as error:
+            except (_BrokenResponse, HostUnreachable) as error:
+                if start - counted_from >= _BLOCK:
+                    pauses, counted_from = iter(_PAUSES), start
                 pause = next(pauses, None)
-                if pause is None:
+                gone_from_the_start = isinstance(error, HostUnreachable) and start == begin
+                if pause is None or gone_from_the_start:
                     raise
                 _LOG.info("%s: %s; resuming at byte %d", digest, error.message, start)
                 time.sleep(pause)

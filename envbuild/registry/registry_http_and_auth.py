@@ -37,6 +37,10 @@ _REDIRECTS = 5
 Send = Callable[..., requests.Response]
 
 
+class HostUnreachable(NetworkError):
+    """A host does not answer, or the connection to it broke."""
+
+
 class _Adapter(Adapter):
     """Trusts the certificate authorities of the system, of `authority`, and those configured for requests."""
 
@@ -292,4 +296,4 @@ def unreachable(host: str, error: requests.RequestException) -> NetworkError:
     hint = "check the name and the network"
     if host == "docker.io":
         hint = "a name without a registry means docker.io: write REGISTRY/NAME"
-    return NetworkError(f"{host} does not answer: {type(error).__name__}", hint=hint)
+    return HostUnreachable(f"{host} does not answer: {type(error).__name__}", hint=hint)

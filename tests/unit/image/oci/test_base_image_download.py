@@ -23,6 +23,7 @@ from envbuild.image.oci.parallel_layer_tasks import Stopped, StopSignal
 from envbuild.registry import oci_types, registry_client, registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
+from envbuild.registry.registry_http_and_auth import HostUnreachable
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, DiskError, HashMismatch, NetworkError
 from envbuild.util.untrusted_input_errors import Refusal
@@ -364,12 +365,57 @@ def test_an_interrupted_response_is_resumed(registry: Registry, one_layer: str, 
     assert sent(registry) == ([70_000, 90_000, size - 160_000] if ranges else [70_000, 90_000, size])
 
 
+def test_only_failures_in_a_row_end_a_download(
+    registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long download may be interrupted often. A block that arrives ends a row of failures, less than one does not."""
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    waited: list[float] = []
+    monkeypatch.setattr(registry_client, "_PAUSES", (0.001, 0.002, 0.003))
+    monkeypatch.setattr(time, "sleep", waited.append)
+    registry.cut_blobs = [0, 9_999, 0, 20_000, 0, 10_000, *[10_000] * 8]
+    download(one_layer)
+    assert FIRST in files()
+    assert waited == [0.001, 0.002, 0.003, 0.001, 0.002, 0.001, *[0.001] * 8]
+    waited.clear()
+    (part_of(FIRST).parent / FIRST[7:]).unlink()
+    registry.cut_blobs = [30_000, 0, 0, 0]
+    with pytest.raises(NetworkError):
+        download(one_layer)
+    assert waited == [0.001, 0.002, 0.003]
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_registry_that_is_gone_for_a_while_is_waited_for_during_a_download(
+    registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch, arrived: bool
+) -> None:
+    """Only after it has sent something: otherwise its address may be wrong."""
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    whole, answers = Repository._get, iter([True, False, False] if arrived else [False])
+
+    def get(self: Repository, path: str, **options: Any) -> Any:
+        if not next(answers, True):
+            raise HostUnreachable("127.0.0.1 does not answer: ConnectionError")
+        return whole(self, path, **options)
+
+    monkeypatch.setattr(Repository, "_get", get)
+    registry.cut_blobs = [20_000]
+    if not arrived:
+        with pytest.raises(NetworkError) as caught:
+            download(one_layer)
+        assert "does not answer" in str(caught.value.hint)
+        assert registry.cut_blobs, "no other request was sent"
+        return
+    download(one_layer)
+    assert sent(registry) == [20_000, len(LARGE.blobs[0]) - 20_000]
+
+
 def test_an_interrupted_download_is_resumed_by_the_next_one(
     registry: Registry, one_layer: str, no_pauses: None
 ) -> None:
     size = len(LARGE.blobs[0])
     base_image_download.download_base_manifest(one_layer, PLATFORM)
-    registry.cut_blobs = [50_000, 10_000, 10_000, 10_000]
+    registry.cut_blobs = [50_000, 10_000, 10_000, 10_000, 0, 0, 0]
     with pytest.raises(NetworkError, match=one_layer):
         download(one_layer)
     assert part_of(FIRST).read_bytes() == LARGE.blobs[0][:80_000]
