@@ -26,6 +26,7 @@ from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
 from envbuild.fetch import index_config
 from envbuild.registry import registry_http_and_auth
 from envbuild.util import url_redaction
+from envbuild.util.errors import SettingsError
 from envbuild.util.network_settings import Network
 
 TIMEOUT = (1.5, 2.5)  # seconds: to connect, and to receive the response's head, which a busy machine sends late
@@ -37,7 +38,11 @@ _LIMITS = Network()  # the defaults, because the site's settings may be wrong
 def index_answers(end: float) -> tuple[Answer, ...]:
     """Requests, in parallel, every index, page and folder that pip and uv take packages from. `end`: the value of
     time.monotonic() at which to stop."""
-    return _each(_index, index_config.package_sources(), end)
+    try:
+        sources = index_config.package_sources()
+    except SettingsError as error:
+        return (Answer("the configured indexes", fault=clean(error.message)),)
+    return _each(_index, sources, end)
 
 
 def _index(address: str) -> Answer:

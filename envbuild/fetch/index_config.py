@@ -23,7 +23,7 @@ from envbuild.util.host_processes import run
 from envbuild.util.http_deadlines import Adapter
 from envbuild.util.network_settings import Network
 from envbuild.util.thread_safe_cache import thread_safe_cache
-from envbuild.util.url_redaction import host
+from envbuild.util.url_redaction import host, redact_url
 
 PARALLEL = 8
 PIP_SECONDS = 30.0
@@ -172,9 +172,21 @@ def _places() -> tuple[list[str], list[str], list[str]]:
 
 
 def _texts(values: list[Any]) -> list[str]:
-    """Non-empty texts without duplicates. uv also accepts name=URL; the name is removed."""
+    """Non-empty texts without duplicates. uv also accepts name=URL; the name is removed. Raises SettingsError for an
+    invalid URL."""
     found = (re.sub(r"^[A-Za-z0-9_.-]+=(?=[a-z]+://)", "", text) for text in values if isinstance(text, str) and text)
-    return list(dict.fromkeys(found))
+    return [_valid(address) for address in dict.fromkeys(found)]
+
+
+def _valid(address: str) -> str:
+    try:
+        urllib.parse.urlsplit(address)
+    except ValueError:  # such as http://[x
+        raise SettingsError(
+            f"the URL of a package index is invalid: {redact_url(address)}",
+            hint="correct it where pip or uv is configured: pip config list, uv.toml, or the variables PIP_* and UV_*",
+        ) from None
+    return address
 
 
 def _uv_file() -> dict[str, Any]:

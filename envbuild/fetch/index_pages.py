@@ -112,6 +112,11 @@ def _page(address: str, name: str) -> list[Listed]:
     text = raw.decode("utf-8", "replace")
     if "json" not in answer.headers.get("Content-Type", ""):
         return list(_html(text))
+    return _files_of_json(text, name, shown)
+
+
+def _files_of_json(text: str, name: str, shown: str) -> list[Listed]:
+    """The files in a JSON page. `shown`: the index, for the error."""
     try:
         return list(_json(json.loads(text)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -147,7 +152,10 @@ class _Anchors(HTMLParser):
 
 def _html(text: str) -> Iterator[Listed]:
     parser = _Anchors()
-    parser.feed(text)
+    try:
+        parser.feed(text)
+    except (ValueError, AssertionError):  # a character reference of 5000 digits; <![x
+        raise NetworkError("a page of a package index or of find-links is not valid HTML") from None
     for anchor in parser.found:
         address, _, fragment = (anchor.get("href") or "").partition("#")
         try:
@@ -161,4 +169,5 @@ def _html(text: str) -> Iterator[Listed]:
 
 
 def _absolute(address: str) -> str:
-    return address if urllib.parse.urlsplit(address).scheme in ("http", "https") else ""
+    parts = urllib.parse.urlsplit(address)
+    return address if parts.scheme in ("http", "https") and parts.netloc else ""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from envbuild.fetch import index_config, wheel_resolution_and_download
+from envbuild.doctor import network_reachability_reader
+from envbuild.fetch import index_config, index_pages, wheel_resolution_and_download
+from envbuild.util.errors import SettingsError
 from envbuild.util.host_processes import Completed, ProcessTimeout
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, write_wheel
@@ -73,6 +76,18 @@ def test_the_places_that_packages_come_from(
         monkeypatch.setenv(name, value)
     configured(monkeypatch, *lines)
     assert index_config.package_sources() == expected
+
+
+@pytest.mark.parametrize("line", ["index-url='http://u:secret@[x'", "extra-index-url='http://a http://[x'",
+                                  "find-links='/a http://[x'"])  # fmt: skip
+def test_an_invalid_url_of_an_index_is_an_error(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Everything that reads an index takes its URL from here."""
+    configured(monkeypatch, f"global.{line}")
+    with pytest.raises(SettingsError, match=r"the URL of a package index is invalid: http://\[x") as caught:
+        index_pages.listed_files("numpy")
+    assert "pip config list" in str(caught.value.hint)
+    (answer,) = network_reachability_reader.index_answers(time.monotonic() + 1)
+    assert answer.fault == caught.value.message
 
 
 def test_the_default_index_of_pip_is_used_and_not_hard_coded(monkeypatch: pytest.MonkeyPatch) -> None:

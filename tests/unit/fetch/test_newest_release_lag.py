@@ -90,9 +90,20 @@ def test_pages_say_the_same_as_html_and_as_json(served: Index) -> None:
 
 def test_an_invalid_link_does_not_hide_the_others(tmp_path: Path) -> None:
     page = tmp_path / "links.html"
-    links = ("http://[x", "https://[::1/alpha-2.0-py3-none-any.whl", "https://x.example/alpha-1.0-py3-none-any.whl")
+    links = ("http://[x", "https://[::1/alpha-2.0-py3-none-any.whl", "https://x.example/alpha-1.0-py3-none-any.whl",
+             "https:/alpha-1.1-py3-none-any.whl")  # fmt: skip
     page.write_text("".join(f'<a href="{link}">x</a>' for link in links), encoding="utf-8")
-    assert [one.file for one in index_pages.listed_at(str(page), "alpha")] == ["alpha-1.0-py3-none-any.whl"]
+    assert [(one.file, one.address) for one in index_pages.listed_at(str(page), "alpha")] == [
+        ("alpha-1.0-py3-none-any.whl", links[2]), ("alpha-1.1-py3-none-any.whl", "")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["&#" + "9" * 5000 + ";", "<![x[ ]]>"])
+def test_a_page_that_is_not_html_is_an_error(tmp_path: Path, text: str) -> None:
+    page = tmp_path / "links.html"
+    page.write_text(f'<a href="alpha-1.0-py3-none-any.whl">x</a><a title="{text}">{text}</a>', encoding="utf-8")
+    with pytest.raises(NetworkError, match="not valid HTML"):
+        index_pages.listed_at(str(page), "alpha")
 
 
 def test_the_first_index_that_has_a_name_answers_for_it(
