@@ -1,4 +1,5 @@
-"""Finds requirements that have only source on the index, and says how to compile them or to make wheels of them."""
+"""Finds requirements that the index lacks, or has only as source, and says what to do: compile them, or make wheels of
+them."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 from envbuild.facts import extension_compilers
 from envbuild.fetch import index_config, index_pages, newest_release_lag, wheel_resolution_and_download
 from envbuild.fetch.index_pages import Listed
+from envbuild.profile.environment_and_lock_file_readers import marker_applies
 from envbuild.resolve.plan_resolver import ARCH_LIST, Plan
 from envbuild.util.errors import NetworkError
 
@@ -22,6 +24,8 @@ from envbuild.util.errors import NetworkError
 _NO_WHEEL = re.compile(
     r"(?:all versions of )?\b([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:[<>=!~]\S*)? (?:have|has) no usable wheels"
 )
+# uv's message for a package that no index has
+_NOT_FOUND = re.compile(r"\b([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?) was not found in")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST = 20
 """The most packages that a message names."""
@@ -38,22 +42,42 @@ class SourceOnly:
 
 
 def remedies(plan: Plan, message: str) -> str | None:
-    """What to do about the packages without a wheel, for the error `message` of the resolver; None if no wheel is
-    missing. Names every such package of the profile and its requirements file, and not only the one in the message."""
-    named = {str(canonicalize_name(name)) for name in _NO_WHEEL.findall(message)}
+    """What to do about the packages that the index lacks, or has without a wheel, for the error `message` of the
+    resolver; None if it is about something else. Names every such package of the profile and its requirements file, and
+    not only the one in the message."""
+    unknown = {str(canonicalize_name(name)) for name in _NOT_FOUND.findall(message)}
+    named = {str(canonicalize_name(name)) for name in _NO_WHEEL.findall(message)} | unknown
     if not named:
         return None
     requirements = [Requirement(text) for text in plan.packages]
-    direct = {str(canonicalize_name(one.name)) for one in requirements}
+    direct = {str(canonicalize_name(one.name)) for one in requirements if marker_applies(one.marker, plan.python)}
+    names = sorted(named | direct)
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-        found = [one for one in pool.map(lambda name: _source_only(plan, name), sorted(named | direct)) if one]
-    return "\n".join(_texts(plan, found[:_MOST])) or None
+        listed = dict(zip(names, pool.map(_listed_files, names), strict=True))
+    missing = [name for name, files in listed.items() if files == () and name in direct | unknown]
+    found = filter(None, (_source_only(plan, name, files or ()) for name, files in listed.items()))
+    texts = [*_texts_for_missing(missing), *_texts(plan, list(found)[:_MOST])]
+    return "\n".join(texts) or None
 
 
-def _source_only(plan: Plan, name: str) -> SourceOnly | None:
-    files: Sequence[Listed] = ()
+def _listed_files(name: str) -> Sequence[Listed] | None:
+    """The files of a package on the index, None if it did not answer."""
     with contextlib.suppress(NetworkError):
-        files = index_pages.listed_files(name)
+        return index_pages.listed_files(name)
+    return None
+
+
+def _texts_for_missing(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        yield f"not on the index: {', '.join(names[:_MOST])}{more}"
+        yield (
+            "correct the names; for a conda package or a system library, remove the line, and name its Debian package "
+            "under apt or install it in a child image"
+        )
+
+
+def _source_only(plan: Plan, name: str, files: Sequence[Listed]) -> SourceOnly | None:
     wanted = newest_release_lag.specifier(name, (*plan.core, *plan.packages, *plan.constraints), plan.python)
     tags = wheel_resolution_and_download.tags(plan.python, plan.glibc)
     known = newest_release_lag.matching_releases(files, plan.python, tags)

@@ -13,8 +13,8 @@ from envbuild.fetch.index_pages import Listed
 from envbuild.lock import lock_creation_and_update, missing_wheel_remedies
 from envbuild.profile.extension_spec import Extension
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.util.errors import ProfileError
-from unit.support import PROFILE, Index, plan_of, quick_pip, serving, write_profile, write_wheel
+from envbuild.util.errors import NetworkError, ProfileError
+from unit.support import PROFILE, Index, envbuild, plan_of, quick_pip, serving, write_profile, write_wheel
 
 SMALL = {**PROFILE, "torch": "2.11.0", "gpus": ["h20"], "packages": [], "apt": []}
 
@@ -88,6 +88,33 @@ def test_a_release_for_another_python_is_not_proposed(project: Path, monkeypatch
     newer = Listed("flash_attn-2.9.0.tar.gz", "1" * 64, requires_python=">=3.99")
     text = proposed(project, monkeypatch, Listed("flash_attn-2.8.3.tar.gz", "0" * 64), newer)
     assert "# 2.8.3" in text and "0" * 64 in text and "2.9.0" not in text
+
+
+def test_all_names_that_the_index_lacks_are_listed_together(project: Path, index: Index) -> None:
+    """uv names only the first. Those of an environment.yml are names of conda, which the index may not have."""
+    write_profile(project, {**SMALL, "extensions": []})
+    (project / "environment.yml").write_text(
+        "dependencies:\n  - alpha=1.0\n  - pytorch3d\n  - ocl-icd\n  - pip:\n      - nosuch>=2\n", encoding="utf-8"
+    )
+    done = envbuild("lock", "sample", "--requirements", "environment.yml")
+    assert done.code == 3
+    assert "not on the index: nosuch, ocl-icd, pytorch3d\n" in done.stderr
+    assert done.stderr.count("not on the index") == 1
+    assert "name its Debian package under apt" in done.stderr
+
+
+def test_an_index_that_does_not_answer_lacks_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(name: str) -> tuple[Listed, ...]:
+        if name == "silent":
+            raise NetworkError("no answer")
+        return ()
+
+    monkeypatch.setattr(index_pages, "listed_files", listed)
+    other = "windows-only; sys_platform == 'win32'"
+    plan = plan_of(project, {**SMALL, "packages": ["silent", other, *(f"gone{number}" for number in range(30))]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because gone1 was not found in the package registry and you"))
+    assert text.startswith("not on the index: gone0, gone1, gone10,") and " and 10 more\n" in text
+    assert "silent" not in text and "windows" not in text
 
 
 def test_an_error_about_something_else_gets_no_remedy(project: Path, index: Index) -> None:
