@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from packaging.utils import (
-    InvalidName,
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
 from envbuild.fetch import index_config
@@ -52,7 +46,7 @@ class Listed:
         """Name and version; None for a file that is neither a wheel nor an sdist."""
         try:
             found = (parse_wheel_filename if self.file.endswith(".whl") else parse_sdist_filename)(self.file)
-        except (InvalidWheelFilename, InvalidSdistFilename, InvalidName):
+        except ValueError:  # the errors of packaging, and Python's for a number of more than 4300 digits
             return None
         return found[0], found[1]
 
@@ -169,5 +163,6 @@ def _html(text: str) -> Iterator[Listed]:
 
 
 def _absolute(address: str) -> str:
+    """The URL if it is absolute, as urllib reads it: without spaces and control characters at its start."""
     parts = urllib.parse.urlsplit(address)
-    return address if parts.scheme in ("http", "https") and parts.netloc else ""
+    return parts.geturl() if parts.scheme in ("http", "https") and parts.netloc else ""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 from pydantic import TypeAdapter, ValidationError
 
 from envbuild.facts import database, misleading_packages
@@ -277,7 +277,7 @@ def _torch_of_address(line: str) -> str:
         return line
     try:
         name, version, _, _ = parse_wheel_filename(urllib.parse.unquote(address.rpartition("/")[2]))
-    except InvalidWheelFilename:
+    except ValueError:  # also InvalidWheelFilename, and Python's error for a number of more than 4300 digits
         return line
     return f"{name}=={version}" if name in database.torch_index().packages else line
 

@@ -85,6 +85,7 @@ _LINES = (
     b"numpy>=2 \\\n  --hash=sha256:00\n",
     b"torch @ https://x/torch-2.6.0-cp311-cp311-linux_x86_64.whl#sha256=0\n",
     b"torch @ https://x/torch-x-y.whl\n",
+    b"https://x/torch-" + b"9" * 5000 + b"-py3-none-any.whl\n",
     b"https://x/torch-2.6.0%2Bcu124-cp311-cp311-linux_x86_64.whl ; os_name == 'nt'\n",
     b"http://[x/torch.whl\n",
     b"git+https://x/y@z#egg=w\n",

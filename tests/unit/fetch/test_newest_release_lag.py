@@ -91,10 +91,12 @@ def test_pages_say_the_same_as_html_and_as_json(served: Index) -> None:
 def test_an_invalid_link_does_not_hide_the_others(tmp_path: Path) -> None:
     page = tmp_path / "links.html"
     links = ("http://[x", "https://[::1/alpha-2.0-py3-none-any.whl", "https://x.example/alpha-1.0-py3-none-any.whl",
-             "https:/alpha-1.1-py3-none-any.whl")  # fmt: skip
+             "https:/alpha-1.1-py3-none-any.whl", f"alpha-{'9' * 5000}-py3-none-any.whl",
+             " https://x.example/alpha-1.2-py3-none-any.whl")  # fmt: skip
     page.write_text("".join(f'<a href="{link}">x</a>' for link in links), encoding="utf-8")
     assert [(one.file, one.address) for one in index_pages.listed_at(str(page), "alpha")] == [
-        ("alpha-1.0-py3-none-any.whl", links[2]), ("alpha-1.1-py3-none-any.whl", "")
+        ("alpha-1.0-py3-none-any.whl", links[2]), ("alpha-1.1-py3-none-any.whl", ""),
+        ("alpha-1.2-py3-none-any.whl", links[-1].strip()),
     ]  # fmt: skip
 
 

@@ -185,11 +185,13 @@ def test_addresses_for_another_platform_are_ignored_and_wheels_of_torch_count_as
     (project / "requirements.txt").write_text(
         "https://a.example/x-1.0-py3-none-any.whl; sys_platform == 'win32'\n"
         "https://a.example/cu124/torch-2.6.0%2Bcu124-cp311-cp311-linux_x86_64.whl\n"
-        "https://a.example/y-1.0-py3-none-any.whl\n",
+        "https://a.example/y-1.0-py3-none-any.whl\n"
+        f"https://a.example/{'9' * 5000}-{'9' * 5000}-py3-none-any.whl\n",
         encoding="utf-8",
     )
     found = requirements_reader.read(project / "requirements.txt", "3.11")
     assert [(text[:19], place.line) for text, place in found.lines] == [
         ("torch==2.6.0+cu124", 2),
         ("https://a.example/y", 3),
+        ("https://a.example/9", 4),
     ]
