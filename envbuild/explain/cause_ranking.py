@@ -224,6 +224,7 @@ def _about(advisory: Advisory | None, known: Situation) -> tuple[Gpu, ...]:
 def _may(log: Log, signature: Signature, known: Reading) -> bool:
     return (
         signature.states <= known.states
+        and not signature.unless_states & known.states
         and (not signature.needs or log.has(signature.needs))
         and not log.has(signature.unless)
     )

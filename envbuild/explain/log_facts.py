@@ -41,7 +41,7 @@ _CACHED = r"(?P<held>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<unused
 """The message of torch before 1.5."""
 _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
 _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
-_TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
+_TOTAL = r"(?:total capaci?ty of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
 _SIZE = r"\d [kmg]i?b\b|^[kmg]i?b\b"
 _MOST_BROKEN = 8
 """Maximum number of lines into which a terminal may break one message about memory."""
@@ -294,12 +294,14 @@ _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
 may be the CUDA context of the process itself, which may be missing in the sum."""
 _PIECES = 0.15
 """If at least this share of torch's memory is unused, fragmentation is the cause; a few percent are normal."""
+_SHARE_FREE = 0.1
+"""If less than this share of the GPU's memory is free, the GPU is full, even if the allocation is smaller."""
 
 
 def _memory(log: Log) -> Iterator[str]:
-    """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory or the GPU's free memory
-    would have been enough, or much of torch's memory is unused. memory-of-others: other processes use much of the GPU's
-    memory."""
+    """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory would have been enough.
+    memory-free: the GPU's free memory would have been enough, so the log does not show why the allocation failed.
+    memory-of-others: other processes use much of the GPU's memory."""
     found = log.find(log_pattern(_PARTS), 20)
     places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
     for line, match in found:
@@ -319,10 +321,13 @@ def _memory(log: Log) -> Iterator[str]:
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
         held = unused + sizes.get("held", sizes.get("allocated", 0.0))
-        if unused >= max(sizes["tried"], _PIECES * held) or sizes.get("free", 0.0) >= sizes["tried"]:
+        free, total = sizes.get("free", 0.0), sizes.get("total", 0.0)
+        if unused >= max(sizes["tried"], _PIECES * held):
             yield "fragmented"
-        others = sizes.get("total", 0.0) - sizes.get("free", 0.0) - own
-        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * sizes.get("total", 0.0)):
+        elif free >= max(sizes["tried"], _SHARE_FREE * total):
+            yield "memory-free"
+        others = total - free - own
+        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * total):
             yield "memory-of-others"
     yield from _memory_of_nobody(log)
 

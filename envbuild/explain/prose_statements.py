@@ -46,8 +46,9 @@ class ProseReader:
         """Returns the name of each statement in the log, with the lines that make it; none in a long log."""
         if len(self._log.lines) > _MOST_LINES:
             return {}
-        found = {row.statement: tuple(dict.fromkeys(self._lines(row))) for row in log_signatures.statements()}
-        return {name: lines for name, lines in found.items() if lines}
+        rows = {row.statement: row for row in log_signatures.statements()}
+        found = {name: tuple(dict.fromkeys(self._lines(row))) for name, row in rows.items()}
+        return {name: lines for name, lines in found.items() if lines and not any(map(found.get, rows[name].unless))}
 
     def _lines(self, row: ProseStatement) -> Iterator[Line]:
         concepts = [self._concepts[name] for name in row.sentence]

@@ -20,7 +20,8 @@ from envbuild.util.errors import FactsError, near
 Patterns = tuple[LogPattern, ...]
 State = Literal[
     "card-below-torch", "card-newer-than-cuda", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented",
-    "hang-stack", "interrupted", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
+    "hang-stack", "interrupted", "memory-free", "memory-grows", "memory-of-others", "rank-failed-first",
+    "traceback-cut",
 ]  # fmt: skip
 SymptomClass = Literal[
     "hang", "illegal-access", "kill", "nan", "out-of-memory", "signal-abrt", "signal-bus", "signal-fpe", "signal-ill",
@@ -50,6 +51,7 @@ class Signature(FactRow):
     symptoms: frozenset[SymptomClass] = frozenset()
     operations: frozenset[OperationClass] = frozenset()
     states: frozenset[State] = frozenset()
+    unless_states: frozenset[State] = frozenset()
     shown_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
     hinted_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
     stated_by: frozenset[str] = frozenset()
@@ -138,7 +140,8 @@ class Concept(FactRow):
 class ProseStatement(FactRow):
     """What a person states about a failure. `sentence`: concepts that one sentence must state, within `near` characters
     of the first one. `sentence_without`: concepts that this sentence must not state. `report`, `report_without`:
-    concepts that the log must state in any sentence, or must not state. `symptom`: what the statement shows."""
+    concepts that the log must state in any sentence, or must not state. `unless`: other statements, which explain the
+    same words better. `symptom`: what the statement shows."""
 
     statement: Name
     sentence: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -147,6 +150,7 @@ class ProseStatement(FactRow):
     sentence_without: tuple[Name, ...] = ()
     report: tuple[Name, ...] = ()
     report_without: tuple[Name, ...] = ()
+    unless: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -190,6 +190,19 @@ def test_memory_that_belongs_to_no_process() -> None:
     assert causes(table.format(310) + out) == ["gpu-memory"]
 
 
+@pytest.mark.parametrize("total", ["capacity", "capacty"])
+def test_an_allocation_that_fails_beside_enough_free_memory_has_no_named_cause(total: str) -> None:
+    text = (
+        f"CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total {total} of 8.00 GiB of which {{}} GiB is "
+        "free. Of the allocated memory 1.00 GiB is allocated by PyTorch, and {} GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert causes(text.format("5.00", "0.10")) == []
+    assert causes(text.format("5.00", "1.50")) == ["gpu-memory-fragmented"]
+    small = text.replace("1.00 GiB. GPU", "0.01 GiB. GPU").replace("memory 1.00", "memory 7.50")
+    assert causes(small.format("0.02", "0.00")) == ["gpu-memory"]
+
+
 FRAME = '  File "/x/torch/utils/cpp_extension.py", line 412, in _check_cuda_version\n    raise RuntimeError(\n'
 
 
