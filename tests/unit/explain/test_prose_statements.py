@@ -69,6 +69,12 @@ def causes(text: str) -> list[str]:
         ("the extension does not build: error\nmy nvcc was an outdated version", "nvcc-of-other-version"),
         ("the shared memory of the container is insufficient", "shared-memory-short"),
         ("torch 2.1.0+cpu\ntorch.cuda.is_available() is False", "torch-of-cpu"),
+        ("the loader takes 40 seconds to load each batch", "takes-to-load"),
+        ("training was slow\nwith more workers it is much faster", "faster-with-workers"),
+        ("it hangs unless I set num_workers=0", "hangs-except-without-workers"),
+        ("it segfaults in the custom op\nrecompiling the extension solved it", "works-recompiled"),
+        ("it runs out of memory: OOM\na smaller batch size solved it", "works-with-smaller-batch"),
+        ("2 gpus work fine, with 4 it hangs", "hangs-on-more"),
         ("die Auslastung ist gut, aber der Speicherverbrauch steigt bei jedem Schritt", "memory-rises"),
     ],
 )
