@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,18 @@ def test_it_is_the_plan_that_was_stored() -> None:
     assert install_plan.cached("base") is None
 
 
-def changed_name(project: Path, name: str) -> None:
+def add_a_line(name: str, project: Path) -> None:
     text = (project / name).read_text(encoding="utf-8")
     (project / name).write_text(f"{text}\n", encoding="utf-8")
 
 
+def remove(name: str, project: Path) -> None:
+    (project / name).unlink()
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
-    **{f"content of {name}": lambda project, name=name: changed_name(project, name) for name in NAMES},
-    **{f"{name} is missing": lambda project, name=name: (project / name).unlink() for name in NAMES},
+    **{f"content of {name}": partial(add_a_line, name) for name in NAMES},
+    **{f"{name} is missing": partial(remove, name) for name in NAMES},
     "a new profile": lambda project: (project / "profiles" / "other.yaml").write_text("{}"),
     "a new folder of profiles": lambda project: (project / "profiles" / "projects").mkdir(),
     "a link": lambda project: replaced_by_link(project / NAMES[1]),
@@ -105,7 +110,7 @@ def test_a_file_changed_while_it_was_planned_is_not_cached(project: Path, monkey
     plan = install_planner.plan_for_lock
 
     def slow(*arguments: object) -> InstallPlan:
-        changed_name(project, NAMES[2])
+        add_a_line(NAMES[2], project)
         return plan(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(install_planner, "plan_for_lock", slow)
