@@ -49,7 +49,7 @@ def not_imported(version: str, failure: str, memory: int) -> Finding:
     """
     text = f"torch {version} cannot be imported: {failure}".replace("  ", " ")
     if "SIGKILL" in failure:
-        more = f"the audit's container is limited to {memory >> 30} GB: free or add memory on the engine's machine"
+        more = f"the audit's container is limited to {memory >> 30} GiB: free or add memory on the engine's machine"
         return Finding("torch-import", "defect", f"{text}: out of memory, or over a memory limit", more)
     again = "run it again when the machine is less busy; if it hangs again: " if failure.startswith("not done") else ""
     return Finding(

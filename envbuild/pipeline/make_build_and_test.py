@@ -339,7 +339,7 @@ def require_no_failure(result: MakeResult) -> None:
     # a single failure without a probe: the message already contains its detail
     hints = details if named or len(failures) > 1 else []
     if result.run.out_of_memory and result.memory_gb:
-        hints.append(f"its container is limited to {result.memory_gb:g} GB: selftest: memory_gb in the profile")
+        hints.append(f"its container is limited to {result.memory_gb:g} GiB: selftest: memory_gb in the profile")
     raise CheckFailed(
         f"the self-test of {result.name} failed: {', '.join(named) or failures[0].detail}",
         hint="\n".join(hints) or None,

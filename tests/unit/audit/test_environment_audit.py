@@ -295,7 +295,7 @@ def test_a_torch_whose_import_is_killed_is_reported_as_out_of_memory(place: Plac
     (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
     finding = the(place.judged(), "torch-import")
     assert finding.message.endswith("the process died of SIGKILL: out of memory, or over a memory limit")
-    assert "the audit's container is limited to 4 GB" in finding.remedy
+    assert "the audit's container is limited to 4 GiB" in finding.remedy
 
 
 def test_an_import_that_is_not_done_in_time_may_be_a_busy_machines(place: Place) -> None:

@@ -96,7 +96,7 @@ def test_where_memory_was_short_the_limit_is_named(whole: bool) -> None:
         run = judged(lines(documents()[:1]), exit_code=137, out_of_memory=True)
     with pytest.raises(CheckFailed, match="the self-test of sample failed: ") as caught:
         make_build_and_test.require_passed(dataclasses.replace(made(run), memory_gb=1.5))
-    assert str(caught.value.hint).endswith("its container is limited to 1.5 GB: selftest: memory_gb in the profile")
+    assert str(caught.value.hint).endswith("its container is limited to 1.5 GiB: selftest: memory_gb in the profile")
     with pytest.raises(CheckFailed) as elsewhere:  # an environment of this machine has no such limit
         make_build_and_test.require_passed(made(run))
     assert "memory_gb" not in str(elsewhere.value.hint)
