@@ -105,7 +105,7 @@ def run_together(job: JobDocument, memory: int, report: Report) -> int:
     `memory`: the available host memory in bytes. The result is 1 at level full and if the profile adds shapes, because
     the memory that the probes then need is unknown.
     """
-    if job.level not in _NEED_MIB or job.own.shapes:
+    if _needs_unknown_memory(job):
         return 1
     most = min(_MOST_TOGETHER, job.thread_count, memory // (_HOST_MIB << 20))
     if job.device == "cuda":
@@ -119,10 +119,14 @@ def start_ahead(job: JobDocument, report: Report, working: int) -> int:
     The result is 0 at level full and if the profile adds shapes, because the memory that the probes then need is
     unknown.
     """
-    if job.level not in _NEED_MIB or job.own.shapes:
+    if _needs_unknown_memory(job):
         return 0
     spare = free_mib(report) // _CONTEXT_MIB - working * (_NEED_MIB[job.level] // _CONTEXT_MIB + 1)
     return max(0, min(_MOST_AHEAD, job.thread_count - working, spare))
+
+
+def _needs_unknown_memory(job: JobDocument) -> bool:
+    return job.level not in _NEED_MIB or bool(job.own.shapes or job.own.attentions)
 
 
 def time_limit(probe: Probe, job: JobDocument) -> float:

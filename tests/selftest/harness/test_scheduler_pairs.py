@@ -45,6 +45,7 @@ def test_probes_that_may_run_at_the_same_time(waiting: str, companions: str) -> 
         ({"threads": 1}, PLENTY, (), 1),
         ({"threads": 2}, PLENTY, (), 2),
         ({"own": ProjectTestSpec(shapes=({},))}, PLENTY, (), 1),
+        ({"own": ProjectTestSpec(attentions=({},))}, PLENTY, (), 1),
         ({}, 7 << 30, (), 3),
         ({}, 3 << 30, (), 1),
         ({}, 0, (), 1),

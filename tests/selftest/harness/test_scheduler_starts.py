@@ -65,6 +65,7 @@ def test_probes_that_start_in_advance_while_two_run(waiting: str, ahead: str) ->
         ({"threads": 2}, [WHOLE], 1, 0),
         ({"threads": 1}, [WHOLE], 0, 0),
         ({"own": ProjectTestSpec(shapes=({},))}, [WHOLE], 0, 0),
+        ({"own": ProjectTestSpec(attentions=({},))}, [WHOLE], 0, 0),
         ({}, [{**WHOLE, "compute_mode": 3}], 0, 0),
         ({}, [{"free_mib": 80 << 10}], 0, 0),
         ({}, [{"compute_mode": 0}], 0, 0),
