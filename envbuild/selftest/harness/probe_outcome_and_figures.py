@@ -122,13 +122,12 @@ def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A probe's result, with the fields of its output line (frame_and_message_streams.py). `figures`: Figure documents,
-    ready for JSON.
+    """A probe's result, with the fields of its output line (frame_and_message_streams.py).
 
     `reason`: one sentence. `failure`: one of FAILURES. `signal`: the name of the signal that killed the process.
-    `at`: the step that failed. `detail`: more lines about a failure. `figures`: documents of Figure, ready for JSON.
-    `traits`: facts that the probe reports in addition to its figures, by name. `output`: what the profile's script
-    printed, or only the end of it if `output_cut`; None for built-in probes.
+    `at`: the step that failed. `detail`: more lines about a failure. `figures`: the documents of the figures
+    (Figure.document), ready for JSON. `traits`: facts that the probe reports in addition to its figures, by name.
+    `output`: what the profile's script printed, or only the end of it if `output_cut`; None for built-in probes.
     """
 
     status: str

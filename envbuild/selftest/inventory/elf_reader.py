@@ -210,7 +210,7 @@ def _padded(size: int) -> int:
 
 
 def loaded_as(path: str) -> str:
-    """Return the path of the library instead of which an older loader loads `path`: lib/x.so for lib/tls/x.so.
+    """An older loader loads lib/tls/x.so in place of lib/x.so. Return lib/x.so if `path` is lib/tls/x.so.
 
     If `path` is not in a subfolder of LEGACY_HWCAPS, the result is `path`.
     """

@@ -1,9 +1,9 @@
 """Copies tensors to different memory layouts. The gaps between elements hold large numbers, so that the result is wrong
 if a kernel adds an element of a gap.
 
-The numbers are finite because of oneDNN's product of bfloat16 matrices on AMX (torch 2.13; 40 x 136 by 136 x 40). It
-reads beyond the rows of a matrix with gaps, and multiplies the numbers that it reads there by 0. With NaN in the gaps,
-its result was NaN.
+The numbers are finite, because oneDNN's kernel for products of bfloat16 matrices on AMX (torch 2.13; seen with 40 x 136
+by 136 x 40) reads beyond the rows of a matrix with gaps. The kernel multiplies what it reads there by 0, but 0 times
+NaN is NaN.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """burn: dense products of every precision fill nearly all memory of all GPUs for the requested time, and all are
 checked.
 
-Operands are random whole numbers. Floating-point operands are divided by a power of two, so that every sum is exact in
-float32, in any order of summation. A float32 product C of A and B is checked by Freivalds' algorithm: C r must equal A
-(B r) for vectors r of {-1, 1}. If a row of C has one wrong element, it is always detected. If a row has several, each
-vector detects them with a probability of at least one half. A (B r) is computed on the host, in whole numbers and
-without a matrix product.
+Operands are random whole numbers, so small that every sum is exact in float32, in any order of summation (WIDE,
+NARROW). Floating-point operands are divided by a power of two, which changes no digit. A float32 product C of A and B
+is checked by Freivalds' algorithm: C r must equal A (B r) for vectors r of {-1, 1}. If a row of C has one wrong
+element, it is always detected. If a row has several, each vector detects them with a probability of at least one half.
+A (B r) is computed on the host, in whole numbers and without a matrix product.
 
 The first product of every precision must equal C, rounded once to the output dtype. Every later product must equal the
 first product of its precision, bit for bit. Each later product is stored in its own part of the memory, and the parts
@@ -36,10 +36,10 @@ ROWS, ROWS_HOST = 1024, 16  # rows converted to a wider dtype at a time; ROWS_HO
 # Each row of a factor is a window of one random sequence, shifted against the previous row by this many elements. This
 # is faster to generate than a whole random matrix.
 SHIFTS = 3, 5
-# The largest whole number in the operands, one less than a power of two. With 127, no sum of products reaches 2^22;
-# every tensor core keeps at least 23 bits below the largest exponent. With 7, no sum reaches 2^14; with fp8 operands,
-# the tensor cores of Ada and Hopper keep 13 bits (arXiv 2511.10909). tests/selftest/probes/hardware/test_burn.py
-# emulates both.
+# The largest whole number in the operands, one less than a power of two. With 127, 8 standard deviations of a sum of
+# products are less than 2^22; every tensor core keeps at least 23 bits below the largest exponent. With 7, they are
+# less than 2^14; with fp8 operands, the tensor cores of Ada and Hopper keep 13 bits (arXiv 2511.10909).
+# tests/selftest/probes/hardware/test_burn.py emulates both.
 WIDE, NARROW = 127, 7
 
 

@@ -77,8 +77,8 @@ class StagedRun:
             self._try(backend, groups)
 
     def localise(self) -> None:
-        """Run all GPUs and the smallest failed NCCL world over gloo. Run that failed world also over
-        NCCL with each of the settings in RETRIES, which disable transports."""
+        """Run all GPUs and the smallest failed NCCL world over gloo. If that failed world has more than one member, run
+        it also over NCCL with each of the settings in RETRIES, which disable transports."""
         failed = [stage.members for stage in self.stages("nccl") if stage.faults][:1]
         for members in dict.fromkeys((*failed, self.members)):
             self._try("gloo", [members])
