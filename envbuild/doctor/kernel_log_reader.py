@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from envbuild.doctor.machine_readings import KernelLog, Xid, clean
 
 MAX_LOG = 16 << 20  # bytes; the kernel's ring buffer is smaller unless configured larger
+MAX_SECONDS = 1.0  # messages may arrive faster than they are read
 MAX_XIDS = 200
 _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})\): ([0-9]{1,4})(?![0-9])(?:,\s*([^\n]{0,400}))?")
 
@@ -26,9 +28,11 @@ def log(root: Path) -> KernelLog:
 
 
 def _records(handle: int) -> bytes:
-    """Returns the content of the log. Each read returns one record of /dev/kmsg, or the next 64 KiB of a plain file."""
+    """Returns the newest 16 MiB of the log, or of what was read within MAX_SECONDS. Each read returns one record of
+    /dev/kmsg, or the next 64 KiB of a plain file."""
     found = bytearray()
-    while len(found) < MAX_LOG:
+    end = time.monotonic() + MAX_SECONDS
+    while time.monotonic() < end:
         try:
             record = os.read(handle, 64 << 10)
         except BlockingIOError:  # no more records yet
@@ -40,7 +44,9 @@ def _records(handle: int) -> bytes:
         if not record:
             break
         found += record
-    return bytes(found)
+        if len(found) >= 2 * MAX_LOG:  # not after each record, because it moves 16 MiB
+            del found[:-MAX_LOG]
+    return bytes(found[-MAX_LOG:])
 
 
 def parse_xids(text: bytes) -> list[Xid]:

@@ -13,6 +13,7 @@ from envbuild.doctor import (
     cpu_memory_and_os,
     disk_shm_and_cuda_software_reader,
     kernel_log_reader,
+    machine_reader,
     pci_nvswitch_and_rdma_reader,
 )
 from envbuild.doctor.machine_readings import MAX_TEXT, Port, Xid, clean, short_address
@@ -70,10 +71,29 @@ def test_an_unreadable_log_is_reported(tmp_path: Path) -> None:
     assert kernel_log_reader.log(tmp_path).fault == "/dev/kmsg: No such file or directory"
 
 
+def kernel_log(root: Path) -> Path:
+    (root / "dev").mkdir()
+    return root / "dev" / "kmsg"
+
+
+@pytest.mark.parametrize("size", [kernel_log_reader.MAX_LOG, 3 * kernel_log_reader.MAX_LOG])
+def test_the_newest_part_of_a_large_log_is_read(tmp_path: Path, size: int) -> None:
+    first, last = (f"NVRM: Xid (PCI:0000:1a:00): {number}, x\n".encode() for number in (31, 79))
+    kernel_log(tmp_path).write_bytes(first + b"usb 1-1: new device\n" * (size // 20) + last)
+    assert [xid.number for xid in kernel_log_reader.log(tmp_path).xids] == [79]
+
+
+def test_a_log_that_grows_faster_than_it_is_read(tmp_path: Path) -> None:
+    kernel_log(tmp_path).symlink_to("/dev/zero")
+    begin = time.monotonic()
+    assert kernel_log_reader.log(tmp_path).xids == ()
+    assert time.monotonic() - begin < machine_reader.SECONDS
+
+
 def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    os.mkfifo(tmp_path / "dev" / "kmsg")
-    writer = os.open(tmp_path / "dev" / "kmsg", os.O_RDWR)
+    file = kernel_log(tmp_path)
+    os.mkfifo(file)
+    writer = os.open(file, os.O_RDWR)
     os.write(writer, b"4,1,2,-;NVRM: Xid (PCI:0000:1a:00): 79, x\n")
     assert [xid.number for xid in kernel_log_reader.log(tmp_path).xids] == [79]
     os.close(writer)
