@@ -6,6 +6,8 @@ Nothing is raised if something is missing or cannot be read.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import os
 import re
 import sys
@@ -28,14 +30,29 @@ def shm_bytes(root: Path) -> int:
 
 def disks(engine: str | None) -> Iterator[Disk]:
     """Yields the disk of the cache folder, and the disk of the engine's folder if that is on this machine. `engine`:
-    the engine's folder."""
+    the engine's folder. No folder is created: a missing cache folder is on the disk of its nearest existing parent."""
     try:
-        yield _disk("cache", user_folders.cache_folder("wheels"))
+        yield _cache_disk(user_folders.cache_folder("wheels", make=False))
     except OSError as error:
         yield Disk("cache", clean(str(error.filename)), fault=clean(error.strerror or "unusable"))
     if engine:
         with contextlib.suppress(OSError):
             yield _disk("engine", Path(engine))
+
+
+def _cache_disk(folder: Path) -> Disk:
+    """Raises OSError if the folder is not a folder, or is missing and cannot be created."""
+    for existing in (folder, *folder.parents):
+        try:
+            found = _disk("cache", existing)
+        except FileNotFoundError:
+            continue
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+        if existing != folder and not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
+        return dataclasses.replace(found, folder=str(folder))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
 
 def _disk(role: Role, folder: Path) -> Disk:

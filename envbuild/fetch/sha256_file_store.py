@@ -17,7 +17,8 @@ from envbuild.util.errors import HashMismatch
 
 @dataclass(frozen=True)
 class Store:
-    """Files at `<folder>/<sha256>/<file name>`; a file is stored completely or not at all."""
+    """Files at `<folder>/<sha256>/<file name>`; a file is stored completely or not at all. The folder is
+    created when the first file is stored."""
 
     folder: Path
 
@@ -85,15 +86,15 @@ def _state(file: Path) -> list[int]:
 
 
 def wheel_store() -> Store:
-    return Store(user_folders.cache_folder("wheels"))
+    return Store(user_folders.cache_folder("wheels", make=False))
 
 
 def debs() -> Store:
-    return Store(user_folders.cache_folder("debs"))
+    return Store(user_folders.cache_folder("debs", make=False))
 
 
 def archive_store() -> Store:
-    return Store(user_folders.cache_folder("archives"))
+    return Store(user_folders.cache_folder("archives", make=False))
 
 
 def file_digest(file: Path) -> str:

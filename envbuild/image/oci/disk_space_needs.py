@@ -90,7 +90,7 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     packed_bytes += sum(deb.bytes for deb in tools if not deb_store.holds(deb.sha256, deb.file))
     if lock.image:
         packed_bytes += base_image_download.missing_bytes(lock.image, lock.platform) or 0
-    made = debian_base_tar.tar_file(lock).is_file() or not lock.suite
+    made = debian_base_tar.tar_file(lock, make=False).is_file() or not lock.suite
     return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 
 

@@ -49,6 +49,14 @@ def test_doctor_for_a_profile_checks_that_the_index_has_its_wheels(served: Index
     assert "--torch-index pytorch" in found["wheels"]["remedy"]
 
 
+def test_doctor_creates_no_folder_in_the_cache(
+    served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert checks("--for", "sample")["wheels"]["state"] == "ok"
+    assert not (tmp_path / "empty").exists()
+
+
 def test_the_option_adds_pytorchs_index_for_torch(served: Index, tmp_path: Path) -> None:
     (tmp_path / "pytorch").mkdir()
     (served.folder / TORCH).rename(tmp_path / "pytorch" / TORCH)

@@ -140,6 +140,39 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
     assert pci_nvswitch_and_rdma_reader.pci(tmp_path) == 2
 
 
+# the disk of the cache folder
+
+
+def test_a_missing_cache_folder_is_judged_by_its_parent_and_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    [disk] = disk_shm_and_cuda_software_reader.disks(None)
+    assert (disk.folder, disk.fault) == (str(tmp_path / "cache" / "envbuild" / "wheels"), None)
+    assert disk.free > 0 and disk.device == tmp_path.stat().st_dev
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["cache", "cache/envbuild", "cache/envbuild/wheels"])
+def test_a_file_in_place_of_the_cache_folder_is_a_fault(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).touch()
+    [disk] = disk_shm_and_cuda_software_reader.disks(None)
+    assert disk.fault == "Not a directory"
+
+
+def test_a_cache_folder_that_cannot_be_created_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """root may write everywhere, so os.access refuses here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        [disk] = disk_shm_and_cuda_software_reader.disks(None)
+    assert (disk.folder, disk.fault) == (str(tmp_path), "Permission denied")
+
+
 # several at once
 
 
