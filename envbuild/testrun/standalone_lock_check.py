@@ -106,17 +106,19 @@ def environment_faults(locked: Mapping[str, str], python: str | None, libraries:
     found: dict[str, metadata.Distribution] = {}
     for item in found_distributions():
         found.setdefault(normalise(item.metadata["Name"]), item)
+    owners: dict[str, str] = {}
     versions = list(version_faults(locked, {name: item.version for name, item in found.items()}, python))
     yield from filter(_is_of_cuda, versions)
     for name in sorted(found.keys() & locked.keys()):
         try:
             if not _is_readable(found[name].read_text("RECORD") or ""):
                 raise ValueError("a line is too long or contains a null character")
-            libraries.update((path, real) for path, real, _ in recorded_libraries(found[name]))
+            recorded = {path: real for path, real, _ in recorded_libraries(found[name])}
+            libraries.update(recorded)
+            owners.update(dict.fromkeys(recorded, f"{name}=={locked[name]}"))
         except (OSError, ValueError) as error:
-            remedy = _pip("install", "--force-reinstall", "--no-deps", f"{name}=={locked[name]}")
-            yield f"the RECORD of {name} is damaged: {error}", remedy
-    yield from loader_faults(libraries, os.environ)
+            yield f"the RECORD of {name} is damaged: {error}", _install_again(f"{name}=={locked[name]}")
+    yield from loader_faults(libraries, owners, os.environ)
     yield from (fault for fault in versions if not _is_of_cuda(fault))
 
 
@@ -136,6 +138,10 @@ def _pip(*words: str) -> str:
     return " ".join(map(shlex.quote, (sys.executable or "python", "-m", "pip", *words)))
 
 
+def _install_again(requirement: str) -> str:
+    return _pip("install", "--force-reinstall", "--no-deps", requirement)
+
+
 def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], python: str | None) -> Iterator[Fault]:
     """Yield a differing version of Python, then each distribution whose version differs from the locked one, torch and
     CUDA libraries first. The fix of each distribution is one command that installs all of them."""
@@ -152,16 +158,16 @@ def _place(name: str) -> tuple[bool, str]:
     return not name.startswith(("torch", "nvidia-", "triton")), name
 
 
-def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[Fault]:
+def loader_faults(
+    libraries: Mapping[str, str], owners: Mapping[str, str], variables: Mapping[str, str]
+) -> Iterator[Fault]:
     """Yield missing library files, and different copies that LD_PRELOAD or LD_LIBRARY_PATH makes the loader take.
-    `libraries`: the real path of each library, under its path in RECORD."""
+    `libraries`: the real path of each library, under its path in RECORD; `owners`: the distribution that contains the
+    library, as NAME==VERSION, under the same path."""
     owned = {Path(path).name: real for path, real in libraries.items()}
     for path, real in libraries.items():
         if not _is_file(real):
-            yield (
-                f"{path} is missing or unreadable",
-                "install the package that contains it again: pip install --force-reinstall --no-deps PACKAGE",
-            )
+            yield f"{path} is missing or unreadable", _install_again(owners[path])
     for name in re.split("[: ]", variables.get("LD_PRELOAD", "")):
         expected = owned.get(Path(name).name)
         if expected and os.path.realpath(name) != expected:

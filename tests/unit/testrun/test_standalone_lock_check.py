@@ -132,6 +132,8 @@ def test_a_damaged_file_and_another_argument_are_refused(right: Path) -> None:
 
 # libraries
 
+OWNERS = {"nvidia/cublas/lib/libcublas.so.12": f"{CUBLAS}=={NEW}", "torch/lib/libtorch_cuda.so": "torch==2.3.1"}
+
 
 def linked(tmp_path: Path, tags: str = "--enable-new-dtags") -> dict[str, str]:
     """A torch library that needs libcublas, which it finds by RUNPATH; with `--disable-new-dtags` by RPATH."""
@@ -156,28 +158,38 @@ def other_copy(folder: Path) -> Path:
 
 def test_a_copy_in_ld_library_path_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
-    assert list(standalone_lock_check.loader_faults(libraries, {})) == []
+    assert list(standalone_lock_check.loader_faults(libraries, OWNERS, {})) == []
     other = other_copy(tmp_path / "other")
     own = str(Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).parent)
-    [(fault, remedy)] = standalone_lock_check.loader_faults(libraries, {"LD_LIBRARY_PATH": f"/nonexistent:{other}"})
+    [(fault, remedy)] = standalone_lock_check.loader_faults(
+        libraries, OWNERS, {"LD_LIBRARY_PATH": f"/nonexistent:{other}"}
+    )
     assert fault.startswith(f"LD_LIBRARY_PATH loads {other}/libcublas.so.12 instead of {own}")
     assert remedy == f"remove {other} from LD_LIBRARY_PATH"
-    assert list(standalone_lock_check.loader_faults(libraries, {"LD_LIBRARY_PATH": f"{own}:{other}"})) == []
+    assert list(standalone_lock_check.loader_faults(libraries, OWNERS, {"LD_LIBRARY_PATH": f"{own}:{other}"})) == []
 
 
 def test_ld_library_path_changes_nothing_with_an_rpath(tmp_path: Path) -> None:
     libraries = linked(tmp_path, "--disable-new-dtags")
     other = other_copy(tmp_path / "other")
-    assert list(standalone_lock_check.loader_faults(libraries, {"LD_LIBRARY_PATH": str(other)})) == []
-    [(fault, _)] = standalone_lock_check.loader_faults(libraries, {"LD_PRELOAD": f"{other}/libcublas.so.12"})
+    assert list(standalone_lock_check.loader_faults(libraries, OWNERS, {"LD_LIBRARY_PATH": str(other)})) == []
+    [(fault, _)] = standalone_lock_check.loader_faults(libraries, OWNERS, {"LD_PRELOAD": f"{other}/libcublas.so.12"})
     assert fault.startswith(f"LD_PRELOAD loads {other}/libcublas.so.12 instead of")
 
 
 def test_a_missing_library_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
     Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).unlink()
-    [(fault, _)] = standalone_lock_check.loader_faults(libraries, {})
+    [(fault, remedy)] = standalone_lock_check.loader_faults(libraries, OWNERS, {})
     assert fault == "nvidia/cublas/lib/libcublas.so.12 is missing or unreadable"
+    assert remedy == f"{sys.executable} -m pip install --force-reinstall --no-deps {CUBLAS}=={NEW}"
+
+
+def test_the_remedy_of_a_missing_library_names_its_distribution(wrong: Path, tmp_path: Path) -> None:
+    done = started(wrong, variables=package(tmp_path / "site", b"nosuch/libnosuch.so,,\n"))
+    assert done.returncode == 5
+    assert "\n  nosuch/libnosuch.so is missing or unreadable\n" in done.stderr
+    assert f"\n  fix: {sys.executable} -m pip install --force-reinstall --no-deps nosuch==1\n" in done.stderr
 
 
 # damaged installations, which the documented exit code reports
@@ -220,7 +232,7 @@ def test_a_library_in_an_unreadable_folder_is_a_fault(tmp_path: Path, monkeypatc
     library = {"a/liba.so": str(tmp_path / "liba.so")}
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", refused)
-        faults = list(standalone_lock_check.loader_faults(library, {}))
+        faults = list(standalone_lock_check.loader_faults(library, {"a/liba.so": "a==1"}, {}))
     assert [fault for fault, _ in faults] == ["a/liba.so is missing or unreadable"]
 
 
