@@ -421,7 +421,7 @@ def test_the_policy_in_the_documents_is_read(project: Path, key: Path) -> None:
     assert set(yaml.safe_load(block)) == {field.alias or name for name, field in policy._File.model_fields.items()}
     Path("policy.yaml").write_text(block, encoding="utf-8")
     found = policy.read(Path("policy.yaml"), {}, None)
-    assert (found.lock, found.copies) == ("sha256:c2ddf9e78a25", ("registry.example/h20",))
+    assert (found.lock, found.copies) == ("sha256:bc6b565b17e1", ("registry.example/h20",))
     assert (found.base and found.base.repository, found.forbid_in_child) == ("registry.example/h20", ("Cmd", "User"))
 
 
