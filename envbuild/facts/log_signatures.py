@@ -70,7 +70,8 @@ class Signature(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GpuPattern(FactRow):
-    """The compute capability of GPUs that gpus.yaml does not contain. `pattern`: matches their names."""
+    """The compute capability of GPUs by their names, used if a log names no GPU of gpus.yaml. `pattern`: matches the
+    names."""
 
     pattern: LogPattern
     compute_capability: Capability

@@ -181,7 +181,7 @@ def _is_attestation(item: Mapping[str, Any]) -> bool:
 
 
 class BlobSource(Protocol):
-    """A source of blobs of any size, whose content matches their digests."""
+    """A source of blobs of any size. It may return blobs that do not match their digests, as CachedBlobs does."""
 
     def blocks(self, digest: str) -> Iterator[bytes]: ...
 
