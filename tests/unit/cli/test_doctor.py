@@ -49,9 +49,7 @@ def test_doctor_for_a_profile_checks_that_the_index_has_its_wheels(served: Index
     assert "--torch-index pytorch" in found["wheels"]["remedy"]
 
 
-def test_doctor_creates_no_folder_in_the_cache(
-    served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_creates_no_folder_in_the_cache(served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     assert checks("--for", "sample")["wheels"]["state"] == "ok"
     assert not (tmp_path / "empty").exists()
