@@ -28,7 +28,6 @@ LINK = 100e6 / 8  # bytes per second: 100 Mbit/s
 _READING = "click, pydantic, yaml, packaging.requirements, platformdirs, filelock"
 LIBRARIES = {
     "libraries of show, imported": _READING,
-    "libraries of render, imported": f"{_READING}, jinja2",
     "libraries of make, imported": f"{_READING}, jinja2, docker",
 }
 

@@ -2,8 +2,8 @@
 
 Before each measurement the images and the build records are removed, so that the layers are loaded into the engine
 again. The wheels, the digests of the layers and the compressed base stay cached. --no-cache is not used, because it
-would also prevent the three builds from sharing layers. Each measurement runs a copy of the checkout whose installer
-has a new comment: BuildKit, which envbuild uses only to compile extensions, then finds no step in its cache.
+would also prevent the three builds from sharing layers. If other images in the engine have some of these layers, which
+would then not be loaded, nothing is measured.
 
 python benchmarks/several.py        writes benchmarks/results/several.md; needs an engine; removes its images
 """
@@ -37,15 +37,6 @@ class Took:
     seconds: float
     worked: float
     documents: list[dict[str, Any]]
-
-
-def source(folder: Path) -> Path:
-    """Return a copy of the checkout whose installer no build has used."""
-    for part in ("envbuild", "dockerfiles", "profiles"):
-        shutil.copytree(CHECKOUT / part, folder / part)
-    with (folder / "dockerfiles" / "install").open("a", encoding="utf-8") as file:
-        file.write(f"\n# {secrets.token_hex(8)}\n")
-    return folder
 
 
 def environment(folder: Path, checkout: Path) -> dict[str, str]:
@@ -86,14 +77,28 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
     return Took(time.perf_counter() - begin, busy() - worked, documents)
 
 
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def remove(names: list[str]) -> None:
     for name in names:
-        tags = subprocess.run(
-            ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}"],
-            check=True, stdout=subprocess.PIPE, text=True,
-        ).stdout.split()  # fmt: skip
+        tags = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}").split()
         if tags:
-            subprocess.run(["docker", "image", "rm", *tags], check=True, stdout=subprocess.DEVNULL)
+            docker("image", "rm", *tags)
+
+
+def refuse_shared_layers(names: list[str]) -> None:
+    """Raise SystemExit if the engine has other images that share a layer with the images of `names`."""
+    handles = sorted(set(docker("image", "ls", "--all", "--quiet", "--no-trunc").split()))
+    images = json.loads(docker("image", "inspect", *handles))
+    prefixes = tuple(f"envbuild/{name}:" for name in names)
+    own = [image for image in images if any(tag.startswith(prefixes) for tag in image["RepoTags"] or ())]
+    layers = {layer for image in own for layer in image["RootFS"]["Layers"]}
+    others = [image for image in images if image not in own and layers.intersection(image["RootFS"]["Layers"] or ())]
+    if others:
+        listed = ", ".join((image["RepoTags"] or [image["Id"]])[0] for image in others)
+        raise SystemExit(f"other images have some of the layers: {listed}; remove them, or use a different engine")
 
 
 def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
@@ -103,7 +108,7 @@ def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
     for what, chosen in (("largest", [names["large"]]), ("all three", list(names.values()))):
         remove(list(names.values()))
         shutil.rmtree(folder / "state", ignore_errors=True)
-        took[what] = make(folder, source(folder / f"checkout-{secrets.token_hex(3)}"), chosen, verb)
+        took[what] = make(folder, CHECKOUT, chosen, verb)
     return took
 
 
@@ -144,6 +149,7 @@ def main() -> None:
         (folder / "profiles").mkdir()
         write_profiles(folder, names, "quick")
         make(folder, CHECKOUT, list(names.values()), "build")  # writes locks, and downloads wheels and the base
+        refuse_shared_layers(list(names.values()))
         for what, (level, verb) in kinds.items():
             write_profiles(folder, names, level)
             took[what] = measure(folder, names, verb)

@@ -79,8 +79,9 @@ class Stock:
         return "".join(f"{wheel.name}=={wheel.version}\n" for wheel in rest) + f"{CUBLAS}=={pin}\n"
 
     def forget(self) -> None:
-        """Remove envbuild's downloads and builds, but keep its base."""
-        shutil.rmtree(self.cache / "envbuild" / "wheels", ignore_errors=True)
+        """Remove envbuild's downloads, builds, and digests of layers, but keep the tar file of its base."""
+        for kind in ("wheels", "layers"):
+            shutil.rmtree(self.cache / "envbuild" / kind, ignore_errors=True)
         shutil.rmtree(self.cache / "uv", ignore_errors=True)
         self.forget_builds()
 

@@ -25,9 +25,9 @@ cuBLAS {cublas}. Made by `make bench`.
 _TIMED = """
 The time is from the start of the command until the engine has the image. For envbuild it is the time of the whole
 process, including Python's start, without the audit, which the other tools do not have. Locks and requirements are made
-before. "Cold" means that the engine's data is removed, and for envbuild also the wheels and uv's cache. All tools take
-the root file system from this machine: the others pull it from a registry, envbuild has it in its cache. The disk is
-synced before each case.
+before. "Cold" means that the engine's data is removed, and for envbuild also the wheels, the digests of layers and uv's
+cache. All tools take the root file system from this machine: the others pull it from a registry, envbuild has it in its
+cache. The disk is synced before each case.
 """
 _TAKEN = """
 The columns are: the peak of anonymous memory of the engine and the client; the bytes that any process wrote to the
@@ -113,7 +113,7 @@ def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, fl
     for command, seconds in (("--help", 0.15), ("show cpu", 0.4), ("audit", 15.0)):
         yield command, f.median("commands", command), seconds, " s"
     for name in sorted(f.cases.get("commands", {})):
-        if name.startswith(("lock bench", "render", "show bench")):
+        if name.startswith(("lock bench", "show bench")):
             yield name, f.median("commands", name), 0.4, " s"
     frame = f.ratio(("self-test", "cpu, standard"), ("self-test", "cpu, standard", "probes"))
     yield "self-test, what is not the probes' own work", None if frame is None else 1 - 1 / frame, 0.10, ""

@@ -27,7 +27,7 @@ import several  # noqa: E402
 import table  # noqa: E402
 import watch  # noqa: E402
 from options import positive  # noqa: E402
-from stock import PINS  # noqa: E402
+from stock import PINS, Stock  # noqa: E402
 from ways import Ours  # noqa: E402
 
 
@@ -195,6 +195,54 @@ def test_processes_of_the_benchmark_end_before_it_does(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, kept)
     assert all((tmp_path / f"ended-{name}").exists() for name in made)
     assert not (tmp_path / f"{os.getpgrp()}-group").exists(), "in this process group, Ctrl-C would signal them twice"
+
+
+def image(tag: str, *layers: str) -> dict[str, Any]:
+    return {"Id": f"id-{tag}", "RepoTags": [tag] if tag else [], "RootFS": {"Layers": list(layers)}}
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (image("envbuild/cpu:verified", "base", "numpy"), "envbuild/cpu:verified"),
+        (image("", "base"), "id-"),
+        (image("debian:12", "debian"), None),
+        (image("envbuild/bench-large-2:verified", "base"), "envbuild/bench-large-2:verified"),
+    ],
+)
+def test_layers_of_other_images_prevent_the_measurement(
+    other: dict[str, Any], named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine already has these layers, so envbuild would not load them."""
+    images = [image("envbuild/bench-large:1", "base", "torch"), image("envbuild/bench-small:1", "base"), other]
+
+    def docker(*arguments: str) -> str:
+        return "a\na\nb\n" if arguments[1] == "ls" else json.dumps(images)
+
+    monkeypatch.setattr(several, "docker", docker)
+    if named is None:
+        several.refuse_shared_layers(["bench-large", "bench-small"])
+        return
+    with pytest.raises(SystemExit, match=f"some of the layers: {named}"):
+        several.refuse_shared_layers(["bench-large", "bench-small"])
+
+
+def test_a_cold_build_knows_no_layer(tmp_path: Path) -> None:
+    held = Stock(tmp_path, (), {}, MagicMock(), "base", "uv")
+    for kind in ("wheels", "layers/blobs", "contexts", "bases"):
+        (held.cache / "envbuild" / kind).mkdir(parents=True)
+    held.forget()
+    assert [folder.name for folder in (held.cache / "envbuild").iterdir()] == ["bases"]
+
+
+def test_every_timed_command_exists() -> None:
+    """A name in the targets and in the times of imports is that of a command."""
+    timed = {name.split()[2].rstrip(",") for name in rest.LIBRARIES}
+    figures = {name: {"seconds": [1.0]} for name in ("lock bench", "render bench", "show bench")}
+    rows = [row[0] for row in table.targets({"cases": {"commands": figures}})]
+    timed |= {name.split()[0] for name in rows if name.endswith(" bench")}
+    assert timed == {"lock", "make", "show"}
+    assert all((CHECKOUT / "envbuild" / "cli" / f"{name}.py").is_file() for name in timed)
 
 
 PROGRAMS = [
