@@ -26,7 +26,8 @@ from envbuild.selftest.inventory import startup_files
 from envbuild.util.untrusted_input_errors import Reason, Refusal
 
 # The symbolic links in every image that envbuild builds. Wheels contain no links, and an archive's links lead to its
-# own folder. A base image that the profile names by digest may contain further links: its layers are not read.
+# own folder. A base image that the profile names by digest may contain further links. They are unknown here, because
+# its layers are not read.
 _LINKS = {
     **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")},
     "usr/bin/X11": ".",  # from Debian's package x11-common, which the packages under `apt` in a profile may need

@@ -241,8 +241,8 @@ def _compatible() -> Mapping[int, str]:
 
 
 def driver_minimum(cuda: str) -> DriverMinimum:
-    """Minimum drivers for a CUDA version. "12.4", as torch reports it, means the first release of 12.4; "12.4.1" is the
-    release of a toolkit."""
+    """The two minimum drivers of a CUDA version: that of this release, and that of its major version. "12.4", as torch
+    reports it, means the first release of 12.4; "12.4.1" is the release of a toolkit."""
     try:
         release = Version(cuda).release
     except InvalidVersion:

@@ -95,7 +95,7 @@ def _address(wanted: ArchiveRequest) -> str:
     if address is None:
         raise NetworkError(
             f"no URL is known for {wanted.name}",
-            hint=f"add url: next to its sha256 ({wanted.at.file}:{wanted.at.line}), or set archives in "
+            hint=f"add the key `url` next to its sha256 ({wanted.at.file}:{wanted.at.line}), or set `archives` in "
             f"{user_folders.config_file()}",
         )
     try:

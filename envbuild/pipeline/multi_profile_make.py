@@ -227,7 +227,7 @@ def make_profiles(
     engine = Engine()
     found: dict[str, tuple[str, LoadedProfile]] = {}
     outcomes = []
-    signs = False  # some profile will be tested, and its evidence signed
+    signs = False  # a self-test may run, whose evidence is signed if a key is configured
     for name in dict.fromkeys(names):
         try:
             name, reason = _with_line(name, wanted)

@@ -101,8 +101,8 @@ class Script:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-# In the profile file this is a path. `read_script` replaces it with a `Script` before validation, so a profile that
-# contains source text instead of a path is refused.
+# In the profile file this is a path. Before validation, `read_script` replaces the path with a `Script`, the only valid
+# type here, and refuses text that is not a path. So a profile cannot contain the source itself.
 ScriptFile = Annotated[InstanceOf[Script], WithJsonSchema({"type": "string", "pattern": _PATH, "maxLength": 300})]
 
 

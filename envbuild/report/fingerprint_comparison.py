@@ -229,7 +229,11 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
         if noted:
             yield f"{name}: {len(noted)} operations were not run or have no reference; the first: {noted[0]}"
     pairs = list(zip(a.ops, b.ops, strict=True))
-    dtypes = {f"{one.dtype} in a is {other.dtype} in b" for one, other in pairs if one.dtype != other.dtype}
+    dtypes = {
+        f"{one.dtype} in fingerprint a but {other.dtype} in fingerprint b"
+        for one, other in pairs
+        if one.dtype != other.dtype
+    }
     if dtypes:
         yield f"different dtypes: {', '.join(sorted(dtypes))}"
     unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]

@@ -58,6 +58,9 @@ Other dimensions:
 
 - late (optimizer): the last parameter gets its first gradient one step after the others.
 - past, queries past, keys past: this number is added to a size, so that it is not a multiple of a tile.
+- weights (a, b) of a weighted product: the result is a times the product plus b times the added tensor.
+- added (weighted product): the shape of the added tensor, then its layout. row of each matrix: each matrix of the batch
+  gets a row of its own. one matrix for all: all matrices of the batch get the same one.
 """
 _LEFT_OUT = """
 ## What is left out

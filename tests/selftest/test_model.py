@@ -262,7 +262,7 @@ def test_bfloat16_of_a_model_is_its_rounding(tmp_path: Path, reference: bool) ->
     ]
     found = compared(*documents, tmp_path)
     assert (found.verdict, found.growth) == ("rounding", None)
-    assert "different dtypes: float32 in a is bfloat16 in b" in found.notes
+    assert "different dtypes: float32 in fingerprint a but bfloat16 in fingerprint b" in found.notes
 
 
 @pytest.mark.parametrize("reference", [True, False])

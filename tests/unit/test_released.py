@@ -61,7 +61,7 @@ def wanted() -> proof_rules.EvidenceRequirements:
     return proof_rules.as_recorded(record)
 
 
-# read, with the verdict of that time
+# files of the first release are read, and its evidence gets the same verdict as then
 
 
 @pytest.mark.parametrize(("name", "short"), [("released", LOCK), ("h200", None)])

@@ -31,8 +31,8 @@ class WheelOfLayer:
 
 @dataclass(frozen=True)
 class WheelLayer:
-    """A layer of wheels. `python`: such as "3.11". `pins`: name and version of each override; if there are pins, the
-    layer has only the files of the wheels' metadata that the pins change.
+    """A layer of wheels. `python`: such as "3.11". `pins`: name and version of each override. If there are pins, the
+    layer has no files except METADATA and RECORD of each wheel whose requirements the pins change.
 
     If two wheels install the same path, the file of the last wheel is written; wheel_conflicts.py refuses wheels whose
     files differ.

@@ -191,7 +191,7 @@ class Rank:
         self._check(self._step, values, self._sum(turn, size, dtype), seconds)
 
     def _all_reduce_max(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Compute the maximum of negative numbers, so that an element left at 0 in a zeroed buffer is detected."""
+        """Compute the maximum of negative numbers. An element that the library leaves at 0 exceeds the right result."""
         given = [-self._given(turn, rank, size, dtype).abs() for rank in range(self.place.size)]
         values = self._sent(turn, given[self.place.rank], dtype)
         seconds = self._timed(lambda: dist.all_reduce(values, dist.ReduceOp.MAX))

@@ -194,7 +194,7 @@ def test_a_models_other_dtype_and_inputs_are_noted() -> None:
     found = compared(as_model(change), as_model())
     assert found.verdict == "rounding"
     assert found.notes[0].startswith("the inputs are not bitwise equal")
-    assert "different dtypes: float32 in a is bfloat16 in b" in found.notes
+    assert "different dtypes: float32 in fingerprint a but bfloat16 in fingerprint b" in found.notes
 
 
 # what cannot be compared

@@ -1,4 +1,5 @@
-"""The image of a lock, described without any of its files: every shipped lock, and the cases that none of them has."""
+"""Tests of `image_of_lock`, which describes the image of a lock without reading the files that the image will contain:
+with every shipped lock, and for cases that no shipped lock has."""
 
 from __future__ import annotations
 
