@@ -72,15 +72,14 @@ def run(folder: Path, say: Callable[[Round], None]) -> list[Round]:
         _limit(made, 12 << 20)
         make("a step of the build", "12 MiB", 6, "ran out of memory", "GB in all")
         _limit(made, 64 << 20)
-        make(
-            "the audit, which imports torch", "64 MiB", 5, "out of memory, or over a memory limit", "container may take"
-        )
+        audit = "the audit's container is limited to"
+        make("the audit, which imports torch", "64 MiB", 5, "out of memory, or over a memory limit", audit)
         _limit(made, None)
         make("nobody", "none", 0)
         script = {"require": [*REQUIRED, "own.script"], "memory_gb": 1, "script": "hog.py"}
         project.change("no-memory", selftest={"level": "quick", **script})
         (project.folder / "profiles" / "hog.py").write_text(HOG, encoding="utf-8")
-        make("a probe of the self-test", "1 GB", 5, "out of memory", "may take 1 GB: selftest: memory_gb")
+        make("a probe of the self-test", "1 GiB", 5, "out of memory", "is limited to 1 GiB: selftest: memory_gb")
     return rounds
 
 
