@@ -245,7 +245,7 @@ def check_xids(host: Host) -> Check:
         return skipped_check(
             "gpu.xid", f"the kernel's log cannot be read ({host.log.fault}): sudo envbuild doctor, or dmesg | grep Xid"
         )
-    if not host.log.xids and not host.driver.cards:
+    if not host.log.xids and not host.log.partial and not host.driver.cards:
         return skipped_check("gpu.xid", "NVML reports no GPU")
     known = database.xids()
     groups: dict[tuple[str, int], list[Xid]] = {}
@@ -259,6 +259,9 @@ def check_xids(host: Host) -> Check:
             found.append(("warn", text, "caused by a program (the kernel's log names it); the GPU is not damaged"))
         else:
             found.append(("fail", text, f"{DRAIN}, or reboot; the log still has entries from before the reset"))
+    if host.log.partial:
+        text = "the kernel's log was read only in part: newer Xid errors may be missing"
+        found.append(("warn", text, "run envbuild doctor again, or dmesg | grep Xid"))
     return worst_check("gpu.xid", found, "none since this boot")
 
 

@@ -22,31 +22,36 @@ def log(root: Path) -> KernelLog:
     except OSError as error:
         return KernelLog(fault=f"/dev/kmsg: {error.strerror}")
     try:
-        return KernelLog(tuple(parse_xids(_records(handle))))
+        records, partial = _records(handle)
+        return KernelLog(tuple(parse_xids(records)), partial=partial)
     finally:
         os.close(handle)
 
 
-def _records(handle: int) -> bytes:
-    """Returns the newest 16 MiB of the log, or of what was read within MAX_SECONDS. Each read returns one record of
-    /dev/kmsg, or the next 64 KiB of a plain file."""
+def _records(handle: int) -> tuple[bytes, bool]:
+    """Returns the newest 16 MiB of the log, and False. If MAX_SECONDS pass or a read fails before the end of the log,
+    returns the newest 16 MiB of what was read, and True. Each read returns one record of /dev/kmsg, or the next 64 KiB
+    of a plain file."""
     found = bytearray()
+    partial = True
     end = time.monotonic() + MAX_SECONDS
     while time.monotonic() < end:
         try:
             record = os.read(handle, 64 << 10)
         except BlockingIOError:  # no more records yet
+            partial = False
             break
         except BrokenPipeError:  # the record was overwritten: the next read continues after it
             continue
         except OSError:
             break
         if not record:
+            partial = False
             break
         found += record
         if len(found) >= 2 * MAX_LOG:  # not after each record, because it moves 16 MiB
             del found[:-MAX_LOG]
-    return bytes(found[-MAX_LOG:])
+    return bytes(found[-MAX_LOG:]), partial
 
 
 def parse_xids(text: bytes) -> list[Xid]:

@@ -117,10 +117,12 @@ class Xid:
 
 @dataclass(frozen=True)
 class KernelLog:
-    """The kernel's log since this boot. `fault`: why it cannot be read."""
+    """The kernel's log since this boot. `fault`: why it cannot be read. `partial`: its newest messages are
+    missing."""
 
     xids: tuple[Xid, ...] = ()
     fault: str | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from envbuild.doctor import (
     machine_reader,
     pci_nvswitch_and_rdma_reader,
 )
-from envbuild.doctor.machine_readings import MAX_TEXT, Port, Xid, clean, short_address
+from envbuild.doctor.machine_readings import MAX_TEXT, KernelLog, Port, Xid, clean, short_address
 from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
 
 
@@ -86,8 +86,13 @@ def test_the_newest_part_of_a_large_log_is_read(tmp_path: Path, size: int) -> No
 def test_a_log_that_grows_faster_than_it_is_read(tmp_path: Path) -> None:
     kernel_log(tmp_path).symlink_to("/dev/zero")
     begin = time.monotonic()
-    assert kernel_log_reader.log(tmp_path).xids == ()
+    assert kernel_log_reader.log(tmp_path) == KernelLog(partial=True)
     assert time.monotonic() - begin < machine_reader.SECONDS
+
+
+def test_a_log_whose_reading_fails_is_not_taken_for_a_log_without_errors(tmp_path: Path) -> None:
+    kernel_log(tmp_path).mkdir()
+    assert kernel_log_reader.log(tmp_path) == KernelLog(partial=True)
 
 
 def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
@@ -95,7 +100,7 @@ def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(file)
     writer = os.open(file, os.O_RDWR)
     os.write(writer, b"4,1,2,-;NVRM: Xid (PCI:0000:1a:00): 79, x\n")
-    assert [xid.number for xid in kernel_log_reader.log(tmp_path).xids] == [79]
+    assert kernel_log_reader.log(tmp_path) == KernelLog((Xid(79, "0000:1a:00", "x"),))
     os.close(writer)
 
 

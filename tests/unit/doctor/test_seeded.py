@@ -51,6 +51,11 @@ def log(number: int, words: str) -> Callable[[Bench], None]:
     return lambda machine: machine.put("dev/kmsg", machine.log.read_text() + XID.format(number, words))
 
 
+def endless_log(machine: Bench) -> None:
+    machine.log.unlink()
+    machine.log.symlink_to("/dev/zero")
+
+
 def port(state: str) -> Callable[[Bench], None]:
     def seed(machine: Bench) -> None:
         for name, text in {"state": state, "link_layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}.items():
@@ -128,6 +133,7 @@ CASES: dict[str, Case] = {
     ),
     "Xid that nobody knows": Case("gpu.xid", "fail", "Xid 140, 1 times", log(140, "unheard of")),
     "Xid of a program": Case("gpu.xid", "warn", "Xid 31, memory page fault", log(31, "MMU Fault")),
+    "a log that is read only in part": Case("gpu.xid", "warn", "was read only in part", endless_log),
     "fabric not joined": Case("gpu.fabric", "fail", "GPU 0: fabric in progress", cards(f"{H20},fabric=2")),
     "fabric failed": Case("gpu.fabric", "fail", "fabric Unknown Error", cards(f"{H20},fabric=3,fabric_status=999")),
     "no fabric manager": Case("gpu.fabric", "fail", "no fabric manager", lambda m: m.put("dev/nvidia-nvswitch0", "")),
