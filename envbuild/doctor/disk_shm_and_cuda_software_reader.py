@@ -46,11 +46,15 @@ def _cache_disk(folder: Path) -> Disk:
         try:
             found = _disk("cache", existing)
         except FileNotFoundError:
-            continue
+            if not existing.is_symlink():
+                continue
+            missing = f"symbolic link to the missing {os.path.realpath(existing)}"
+            raise FileNotFoundError(errno.ENOENT, missing, str(existing)) from None
         if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
         if existing != folder and not os.access(existing, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
+            code = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), str(existing))
         return dataclasses.replace(found, folder=str(folder))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 

@@ -90,7 +90,7 @@ def check_disk(host: Host, needs: Sequence[Need]) -> Check:
         return skipped_check("disk", "neither the cache nor the engine's folder can be read")
     for item in host.disks:
         if item.fault:
-            remedy = "make it writable, or set XDG_CACHE_HOME to a folder that is"
+            remedy = "make it a writable folder, or set XDG_CACHE_HOME to one"
             return Check("disk", "fail", f"{item.folder}: {item.fault}", remedy)
     free = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
     locked = sorted((need for need in needs if need.built is not None), key=_size)

@@ -178,6 +178,36 @@ def test_a_cache_folder_that_cannot_be_created_is_a_fault(tmp_path: Path, monkey
     assert (disk.folder, disk.fault) == (str(tmp_path), "Permission denied")
 
 
+def test_a_cache_folder_on_a_read_only_file_system_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root may mount a file system read-only, so os.statvfs and os.access report one here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda folder, statvfs=os.statvfs: read_only(statvfs(folder)))
+        patched.setattr(os, "access", lambda *_: False)
+        [disk] = disk_shm_and_cuda_software_reader.disks(None)
+    assert (disk.folder, disk.fault) == (str(tmp_path), "Read-only file system")
+
+
+def read_only(found: os.statvfs_result) -> os.statvfs_result:
+    values = list(found)
+    values[8] |= os.ST_RDONLY  # f_flag
+    return os.statvfs_result(values)
+
+
+@pytest.mark.parametrize("path", ["cache", "cache/envbuild", "cache/envbuild/wheels"])
+def test_a_cache_folder_that_is_a_link_to_a_missing_folder_is_a_fault(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).symlink_to(tmp_path / "scratch")
+    [disk] = disk_shm_and_cuda_software_reader.disks(None)
+    assert (disk.folder, disk.fault) == (str(tmp_path / path), f"symbolic link to the missing {tmp_path}/scratch")
+    (tmp_path / "scratch").mkdir()
+    [disk] = disk_shm_and_cuda_software_reader.disks(None)
+    assert disk.fault is None
+
+
 # several at once
 
 

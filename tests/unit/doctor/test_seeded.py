@@ -56,6 +56,11 @@ def endless_log(machine: Bench) -> None:
     machine.log.symlink_to("/dev/zero")
 
 
+def linked_cache(machine: Bench) -> None:
+    (machine.folder / "home").mkdir()
+    (machine.folder / "home" / ".cache").symlink_to("/nowhere")
+
+
 def port(state: str) -> Callable[[Bench], None]:
     def seed(machine: Bench) -> None:
         for name, text in {"state": state, "link_layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}.items():
@@ -147,6 +152,7 @@ CASES: dict[str, Case] = {
     "RDMA down": Case("rdma", "warn", "no port is active: mlx5_0/1 DOWN", port("1: DOWN")),
     "disk low": Case("disk", "fail", "building cpu, the smallest, takes", small("home/.cache")),
     "no cache": Case("disk", "fail", "/dev/null", env(XDG_CACHE_HOME="/dev/null")),
+    "cache on a missing disk": Case("disk", "fail", "symbolic link to the missing /nowhere", linked_cache),
     "index down": Case("index", "fail", "no answer", env(PIP_INDEX_URL=f"{NOWHERE}/simple")),
     "index refuses": Case("index", "fail", "authentication failed (401)", index("/401/simple")),
     "index mistyped": Case("index", "warn", "not found (404)", index("/404/simple")),
