@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from envbuild.lock import lock_file, requirements_export
@@ -11,15 +12,20 @@ from envbuild.repair.install_plan import InstallPlan
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import yaml_and_project_paths
 
+_LOG = logging.getLogger(__name__)
+
 
 def plan_and_cache(name: str) -> InstallPlan:
     """Plan the installation of a profile, and cache the plan. Raises ProfileError, LockError, or OutOfDate if the lock
     is missing or does not match the profile."""
-    with yaml_and_project_paths.recorded_reads() as files:
+    with yaml_and_project_paths.recorded_reads() as reads:
         loaded = profile_reader_and_overrides.load(name)
         lock = lock_file.current_lock(loaded, plan_resolver.resolve(loaded))
     plan = plan_for_lock(loaded.name, loaded.known, lock, loaded.profile.env)
-    install_plan.store(name, plan, files)
+    try:
+        install_plan.store(name, plan, reads.files, reads.paths)
+    except OSError as error:  # a full or read-only disk
+        _LOG.info("the plan is not cached: %s", error)
     return plan
 
 

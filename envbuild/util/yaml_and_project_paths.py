@@ -268,14 +268,22 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         yield from _children((*path, key), inner)
 
 
-_records: list[dict[FilePath, os.stat_result]] = []
+@dataclass
+class RecordedReads:
+    """`files`: the files that `open_regular` opened, by absolute path, each with its state when it was opened. `paths`:
+    the absolute paths that `inside` resolved, as they were before links were followed."""
+
+    files: dict[FilePath, os.stat_result] = field(default_factory=dict)
+    paths: set[str] = field(default_factory=set)
+
+
+_records: list[RecordedReads] = []
 
 
 @contextlib.contextmanager
-def recorded_reads() -> Iterator[Mapping[FilePath, os.stat_result]]:
-    """Collect the files that `open_regular` opens within the `with` block, by absolute path, each with its state when
-    it was opened. These are all files of a project that profiles and locks are read from."""
-    record: dict[FilePath, os.stat_result] = {}
+def recorded_reads() -> Iterator[RecordedReads]:
+    """Collect what is read within the `with` block: all files of a project that profiles and locks are read from."""
+    record = RecordedReads()
     _records.append(record)
     try:
         yield record
@@ -290,7 +298,7 @@ def open_regular(file: FilePath) -> BinaryIO:
     state = os.fstat(descriptor)
     if stat.S_ISREG(state.st_mode):
         for record in _records:
-            record.setdefault(FilePath(os.path.abspath(file)), state)  # noqa: PTH100 - do not resolve links
+            record.files.setdefault(FilePath(os.path.abspath(file)), state)  # noqa: PTH100 - do not resolve links
         return open(descriptor, "rb")  # noqa: PTH123
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file")
@@ -313,6 +321,8 @@ def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
         root, file = root.resolve(), (folder / named).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # circular links, or a NUL in the name
         raise ValueError(f"{named} cannot be read: {error}") from None
+    for record in _records:
+        record.paths.add(str(FilePath.cwd() / folder / named))
     if not file.is_relative_to(root):
         raise ValueError(f"{named} leads out of the project's folder, {display(root)}")
     return file

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from envbuild.lock import lock_file
 from envbuild.repair import install_plan, install_planner
 from envbuild.repair.install_plan import InstallPlan
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import OutOfDate
 from unit.support import PROFILE, lock_for
 
@@ -44,7 +48,8 @@ def test_it_is_the_plan_that_was_stored() -> None:
     plan = install_planner.plan_and_cache("sample")
     assert plan.wheels and plan.variables["GREETING"] == "a b" and "numpy==" in plan.constraints
     assert install_plan.cached("sample") == plan
-    assert install_plan.cached("base") is None
+    shutil.copy(cache_file(), install_plan._file("base"))
+    assert install_plan.cached("base") is None, "the cached file names its profile"
 
 
 def add_a_line(name: str, project: Path) -> None:
@@ -64,6 +69,13 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a link": lambda project: replaced_by_link(project / NAMES[1]),
     "a damaged cache": lambda project: cache_file().write_text("{"),
     "a cache of something else": lambda project: cache_file().write_text('{"made_from": "x"}'),
+    "another wheel in the cache": lambda project: in_the_cache(lambda found: found["plan"]["wheels"].pop()),
+    "a list as plan": lambda project: in_the_cache(lambda found: found.update(plan=[])),
+    "a deep cache": lambda project: cache_file().write_text("[" * 100_000),
+    "a FIFO": lambda project: fifo(project / NAMES[1]),
+    "a new fact file of the site": lambda project: (site_facts() / "own.yaml").write_text("{}"),
+    "another target of the parent's folder": lambda project: relink(project / "elsewhere", project / "copy"),
+    "another target of the folder of profiles": lambda project: relink(project / "profiles", project / "profiles-2"),
     "a list in the cache": lambda project: cache_file().write_text("[]"),
 }
 
@@ -72,6 +84,30 @@ def replaced_by_link(file: Path) -> None:
     target = file.parent.with_name(file.name)
     file.rename(target)
     file.symlink_to(target)
+
+
+def in_the_cache(change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(cache_file().read_text())
+    change(document)
+    cache_file().write_text(json.dumps(document))
+
+
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def site_facts() -> Path:
+    folder = user_folders.config_file().parent / "facts.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def relink(folder: Path, other: Path) -> None:
+    """Replace a folder with a link to a copy. All contents and names stay the same."""
+    shutil.copytree(folder, other)
+    folder.rename(folder.with_name(f"{folder.name}-before"))
+    folder.symlink_to(other)
 
 
 def cache_file() -> Path:
@@ -102,8 +138,12 @@ def test_a_change_of_envbuild_itself_counts(tmp_path: Path, monkeypatch: pytest.
     install_planner.plan_and_cache("sample")
     (package / "repair" / "__pycache__" / "module.pyc").write_text("1")
     assert install_plan.cached("sample") is not None, "Python writes bytecode at any time"
-    (package / "repair" / "module.py").write_text("12")
-    assert install_plan.cached("sample") is None
+    (package / ".#module.py").symlink_to("missing")  # as an editor makes it
+    install_planner.plan_and_cache("sample")
+    before = (package / "repair" / "module.py").stat()
+    (package / "repair" / "module.py").write_text("2")
+    os.utime(package / "repair" / "module.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert install_plan.cached("sample") is None, "the time of the inode's change shows it"
 
 
 def test_a_file_changed_while_it_was_planned_is_not_cached(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +155,34 @@ def test_a_file_changed_while_it_was_planned_is_not_cached(project: Path, monkey
 
     monkeypatch.setattr(install_planner, "plan_for_lock", slow)
     install_planner.plan_and_cache("sample")
+    assert install_plan.cached("sample") is None
+
+
+def test_a_profile_is_planned_although_the_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(atomic_files, "write_atomically", full)
+    assert install_planner.plan_and_cache("sample").wheels and install_plan.cached("sample") is None
+
+
+def test_a_link_to_other_content_counts(project: Path) -> None:
+    """The parent is read by the path that its link leads to, so the content at that path does not change."""
+    folder, other = project / "elsewhere", project / "other"
+    folder.rename(project / "one")
+    shutil.copytree(project / "one", other)
+    (other / "parent.yaml").write_text(json.dumps({**PROFILE, "env": {"A": "b"}}))
+    folder.symlink_to("one")
+    install_planner.plan_and_cache("sample")
+    assert install_plan.cached("sample") is not None
+    folder.unlink()
+    folder.symlink_to("other")
+    assert install_plan.cached("sample") is None
+
+
+def test_a_large_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_planner.plan_and_cache("sample")
+    monkeypatch.setattr(install_plan, "_MOST", cache_file().stat().st_size - 1)
     assert install_plan.cached("sample") is None
 
 
