@@ -27,6 +27,7 @@ from envbuild.util import temporary_files, user_folders
 from envbuild.util.errors import EnvbuildError
 
 _DAY = 24 * 3600
+_PLANS_KEPT = 30 * _DAY  # a plan is made again within seconds
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,26 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     kinds["image-contents"] = {name for lock in locks for name in _contents_files(lock)}
     keys = {key for lock in locks for key in lock_image_lookup_and_recipe.layer_keys(lock, _compiled_wheels(lock))}
     kinds |= layer_cache.files_of_layers(keys)
+    kinds["find-links"] = {lock.short for lock in locks}
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             # A name with a leading dot is a file in transfer, unless it is old. The files of these folders may be in
             # use by `verify --rebuild` or `export oci`, whose locks are not noted.
-            may_be_used = path.name.startswith(".") or kind in ("images", "image-contents", "layers", "layers/blobs")
+            may_be_used = path.name.startswith(".") or kind in (
+                "images",
+                "image-contents",
+                "layers",
+                "layers/blobs",
+                "find-links",
+            )
             if path.name not in wanted and (not may_be_used or time.time() - path.stat().st_mtime > _DAY):
                 inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
                 yield Removable(kind, str(path), _size(path), inside)
+    plans = user_folders.cache_folder("install-plans", make=False)
+    for path in sorted(plans.iterdir()) if plans.is_dir() else ():
+        if time.time() - path.lstat().st_mtime > _PLANS_KEPT:
+            yield Removable("install-plans", str(path), _size(path))
     for name in names:
         context = user_folders.cache_folder("contexts", make=False) / name
         if context.is_dir():
@@ -146,4 +158,4 @@ def remove_items(engine: Engine | None, items: Iterable[Removable]) -> None:
 def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())

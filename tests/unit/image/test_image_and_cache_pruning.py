@@ -148,6 +148,23 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     assert (sha256_file_store.wheel_store().folder / ".incoming-now").is_dir()
 
 
+def test_old_plans_and_links_of_no_lock_go(locked: Lock) -> None:
+    wheel = user_folders.cache_folder("wheel") / "large.whl"
+    wheel.write_bytes(b"1" * 100_000)
+    paths = [user_folders.cache_folder("find-links") / name for name in (locked.short, "0" * 12, "1" * 12)]
+    for folder in paths:
+        folder.mkdir()
+        (folder / "large.whl").symlink_to(wheel)
+    for name in ("new", "old"):
+        paths.append(user_folders.cache_folder("install-plans") / f"{name}.json")
+        paths[-1].touch()
+    for path in (paths[0], paths[1], paths[4]):
+        os.utime(path, (0, 0))
+    found = list(image_and_cache_pruning.caches([], [locked]))
+    assert [item.name for item in found] == [str(paths[1]), str(paths[4])], "an installation may use new links"
+    assert sum(item.bytes for item in found) < 1000, "the size of a link, not of its target"
+
+
 def test_a_context_goes_only_if_its_name_is_held(locked: Lock) -> None:
     for name in ("sample", "elsewhere"):
         (user_folders.cache_folder("contexts") / name).mkdir()
