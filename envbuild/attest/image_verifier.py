@@ -5,6 +5,7 @@ The image is in a registry or saved in a file, and the decision is about its dig
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -244,12 +245,13 @@ def verify_environment(
 
 def _environment_envelopes(reference: Reference) -> tuple[list[Envelope], list[Refusal]]:
     """Return the envelopes about environments at a tag or digest of a repository, and the refusals of invalid ones.
-    Raises NetworkError if the tag does not exist, and Refusal if its manifest is invalid."""
+    Raises NetworkError if the tag does not exist."""
     place = Repository(reference)
     target = reference.digest or reference.tag or ENVIRONMENT
-    if place.manifest(target) is None:
-        text = f"no evidence about environments at {reference.repository}, tag {target}"
-        raise NetworkError(text, hint="`envbuild push NAME REGISTRY/NAME --python PATH` publishes it")
+    with contextlib.suppress(Refusal):  # it is returned below
+        if place.manifest(target) is None:
+            text = f"no evidence about environments at {reference.repository}, tag {target}"
+            raise NetworkError(text, hint="`envbuild push NAME REGISTRY/NAME --python PATH` publishes it")
     return registry_attestations.fetch_envelopes_without_image(place, target)
 
 

@@ -128,13 +128,18 @@ def _missing_in_list(reader: _Reader, repository: TaggedSource, target: str, man
     own = re.compile(rf"{re.escape(tag if isinstance(tag, str) else target)}-([0-9a-f]{{16}})")
     listed = {str(item.get("digest"))[7:23] for item in (manifest.layers if manifest else ())}
     found: list[tuple[dict[str, object], Envelope | Refusal]] = []
-    for name in sorted(repository.tags()):
-        match = own.fullmatch(name)
-        if match and match[1] not in listed:
-            try:
-                found += reader.layers(name)
-            except Refusal as refusal:  # what anybody wrote to one tag must not hide the others
-                found.append(({}, refusal))
+    try:
+        matches = filter(None, map(own.fullmatch, repository.tags()))
+        names = sorted({match[0] for match in matches if match[1] not in listed})
+    except Refusal as refusal:
+        return [({}, refusal)]
+    for name in names[:_MOST]:
+        try:
+            found += reader.layers(name)
+        except Refusal as refusal:  # what anybody wrote to one tag must not hide the others
+            found.append(({}, refusal))
+    if len(names) > _MOST:
+        found.append(({}, Refusal("too-large", f"more than {_MOST} statements have a tag of their own")))
     return found
 
 
@@ -238,10 +243,14 @@ def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope
 def fetch_envelopes_without_image(repository: TaggedSource, target: str) -> tuple[list[Envelope], list[Refusal]]:
     """Return every envelope that publish_without_image stored under this tag, as fetch_envelopes does. `target` may be
     the digest of a list instead: then exactly the envelopes in that list."""
-    reader, manifest = _Reader(repository), repository.manifest(target)
-    layers = reader.layers_of(manifest)
+    reader, manifest = _Reader(repository), None
+    try:
+        manifest = repository.manifest(target)
+        layers: Layers = reader.layers_of(manifest)
+    except Refusal as refusal:  # an invalid list must not hide the statements that have a tag of their own
+        manifest, layers = None, [({}, refusal)]
     if not oci_types.DIGEST.fullmatch(target):
-        layers += _missing_in_list(reader, repository, target, manifest)
+        layers = [*layers, *_missing_in_list(reader, repository, target, manifest)]
     return _without_duplicates([found for _, found in layers])
 
 

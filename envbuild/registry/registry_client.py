@@ -18,7 +18,7 @@ import requests
 from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.byte_block_streams import SizedStream, of_equal_size
 from envbuild.registry.oci_types import Manifest, Reference
-from envbuild.registry.registry_http_and_auth import Access, HostUnreachable
+from envbuild.registry.registry_http_and_auth import Access, HostUnreachable, TokenRefused
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -30,6 +30,9 @@ _BLOCK = 1 << 20
 _PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
 _PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part or download is resumed
 _TAG_PAGES = 200  # maximum number of responses that are read for a list of tags
+_TAGS = 200_000  # maximum number of tags that are read
+_FIRST_TAG_PAGE = {"n": "1000"}  # the largest page that common registries accept
+_NOT_LISTED = (400, 401, 403, 405, 501)  # from a registry that does not list tags, or not with these credentials
 _NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
 _BINARY = {"Content-Type": "application/octet-stream"}
 
@@ -117,7 +120,9 @@ class Repository:
                 if pause is None or gone_from_the_start:
                     raise
                 _LOG.info("%s: %s; resuming at byte %d", digest, error.message, start)
+                yield b""  # so that the caller can stop
                 time.sleep(pause)
+                yield b""
 
     def _blocks_from(self, digest: str, start: int) -> Generator[bytes, None, None]:
         """The bytes of a blob from `start` on. If the registry sends the whole blob, the bytes before `start` are
@@ -160,12 +165,16 @@ class Repository:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def tags(self) -> list[str]:
-        """All tags of the repository; empty if it does not exist, or if the registry does not list tags."""
+        """The tags of the repository, without those beyond a limit; empty if it does not exist, or if the registry does
+        not list tags to this user."""
         found: list[str] = []
-        page: dict[str, str] = {}
+        page = _FIRST_TAG_PAGE
         for _ in range(_TAG_PAGES):
-            answer = self._get(f"tags/list{f'?{urlencode(page)}' if page else ''}", also_missing=(400, 405))
+            answer = self._tag_page(page)
+            if answer is None and page == _FIRST_TAG_PAGE:  # some registries refuse a number instead of reducing it
+                answer = self._tag_page({})
             if answer is None:
+                _LOG.info("%s does not list its tags, or only %d of them", self.reference.repository, len(found))
                 return found
             listed = strict_and_canonical_json.parse(
                 self._body(answer, oci_types.MAX_MANIFEST, "the list of tags"), "the list of tags"
@@ -180,7 +189,16 @@ class Repository:
             page = {key: values[key][0] for key in ("last", "n") if key in values}
             if "last" not in page or not listed:
                 return found
-        raise Refusal("too-large", f"the list of tags has more than {_TAG_PAGES} pages")
+            if len(found) >= _TAGS:
+                break
+        _LOG.info("%s has more tags than the %d that were read", self.reference.repository, len(found[:_TAGS]))
+        return found[:_TAGS]
+
+    def _tag_page(self, page: dict[str, str]) -> requests.Response | None:
+        try:
+            return self._get(f"tags/list{f'?{urlencode(page)}' if page else ''}", also_missing=_NOT_LISTED)
+        except TokenRefused:  # a registry may require a separate permission for the list
+            return None
 
     def put_blob(self, raw: bytes) -> None:
         """Upload a blob unless it exists."""

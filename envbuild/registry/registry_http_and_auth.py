@@ -41,6 +41,10 @@ class HostUnreachable(NetworkError):
     """A host does not answer, or the connection to it broke."""
 
 
+class TokenRefused(NetworkError):
+    """The token service of a registry refuses access."""
+
+
 class _Adapter(Adapter):
     """Trusts the certificate authorities of the system, of `authority`, and those configured for requests."""
 
@@ -221,7 +225,7 @@ class Access:
             elsewhere = (
                 f"; its token service {urlsplit(realm).hostname} does not receive the credentials of {self.host}"
             )
-            raise NetworkError(text + (elsewhere if known and not mine else ""), hint=f"docker login {self.host}")
+            raise TokenRefused(text + (elsewhere if known and not mine else ""), hint=f"docker login {self.host}")
         found = strict_and_canonical_json.parse(raw, "the token", _TOKEN_BYTES)
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,100000}", token):

@@ -46,6 +46,8 @@ class Registry:
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     tag_page: int | None = 2  # tags in one response of the list of tags; None: it does not list tags
+    tag_limit: int | None = None  # the largest number of tags that a request may ask for
+    tag_pages: list[str | None] = field(default_factory=list)  # the number of tags in each request for them
     on_request: Callable[[str], None] | None = None  # called with each request before it is answered
     requests: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization
     port: int = 0
@@ -140,6 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
         registry, parameters = self.registry, dict(urllib.parse.parse_qsl(query))
         if registry.tag_page is None:
             return self._answer(405, {}, b"{}")
+        registry.tag_pages.append(parameters.get("n"))
+        if registry.tag_limit is not None and int(parameters.get("n", 0)) > registry.tag_limit:
+            return self._answer(400, {}, b"{}")
         tags = sorted(name for name in registry.manifests if not name.startswith("sha256:"))
         tags = [name for name in tags if name > parameters.get("last", "")]
         page, rest = tags[: registry.tag_page], tags[registry.tag_page :]

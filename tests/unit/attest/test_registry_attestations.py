@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -161,3 +162,36 @@ def test_a_registry_that_lists_no_tags_works_as_before(registry: Registry, signe
     for text in ("first", "second"):
         publish(registry, text, signer)
     assert texts(registry) == ["first", "second"]
+
+
+@pytest.mark.parametrize("code", [401, 403, 501])
+def test_a_registry_that_refuses_the_list_of_tags_works_too(registry: Registry, signer: Signer, code: int) -> None:
+    registry.lies["/v2/team/sample/tags/list"] = (code, {}, b"{}")
+    for text in ("first", "second"):
+        publish(registry, text, signer)
+    assert texts(registry) == ["first", "second"]
+
+
+def test_an_invalid_list_of_tags_hides_no_statement(registry: Registry, signer: Signer) -> None:
+    publish(registry, "first", signer)
+    registry.lies["/v2/team/sample/tags/list"] = (200, {}, b'{"tags": 1}')
+    found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), TAG)
+    assert (len(found), len(refused)) == (1, 1)
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"layers": 1}'])
+def test_an_invalid_list_hides_no_statement_with_its_own_tag(registry: Registry, signer: Signer, raw: bytes) -> None:
+    publish(registry, "first", signer)
+    registry.manifests[TAG] = (oci_types.MANIFEST, raw)
+    found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), TAG)
+    assert (len(found), len(refused)) == (1, 1)
+
+
+def test_the_number_of_requests_for_statements_is_limited(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_attestations, "_MOST", 3)
+    names = [f"{TAG}-{number:016x}" for number in range(5)]
+    registry.lies["/v2/team/sample/tags/list"] = (200, {}, json.dumps({"tags": names[:2] * 4 + names}).encode())
+    found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), TAG)
+    assert (found, [one.reason.id for one in refused]) == ([], ["too-large"])
+    requested = [line for line, _ in registry.requests if f"{TAG}-" in line]
+    assert requested == [f"GET /v2/team/sample/manifests/{name}" for name in names[:3]]

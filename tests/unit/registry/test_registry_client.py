@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from envbuild.attest import keys_and_signatures, registry_attestations
-from envbuild.registry import oci_types, registry_http_and_auth
+from envbuild.registry import oci_types, registry_client, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError, UsageError
@@ -464,3 +464,65 @@ def test_only_so_many_pieces_are_read(
     monkeypatch.setattr(registry_attestations, "_MOST", 1)
     found, refusals = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
     assert (len(found), {refusal.reason.id for refusal in refusals}) == (1, {"too-large"})
+
+
+# the list of tags
+
+
+def add_tags(registry: Registry, count: int) -> list[str]:
+    names = [f"v{number}" for number in range(count)]
+    registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, *names)
+    return names
+
+
+def test_tags_beyond_the_limit_are_left_out(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = add_tags(registry, 7)
+    assert repository(registry).tags() == names
+    with monkeypatch.context() as patched:
+        patched.setattr(registry_client, "_TAG_PAGES", 2)
+        assert repository(registry).tags() == names[:4]
+    monkeypatch.setattr(registry_client, "_TAGS", 3)
+    registry.requests.clear()
+    assert repository(registry).tags() == names[:3]
+    assert len([line for line, _ in registry.requests if line.endswith("tags/list")]) == 2
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_many_tags_are_requested_at_once(registry: Registry, limit: int | None) -> None:
+    """Some registries refuse the number."""
+    registry.tag_page, registry.tag_limit = 1000, limit
+    names = add_tags(registry, 9)
+    assert repository(registry).tags() == names
+    assert registry.tag_pages == (["1000"] if limit is None else ["1000", None])
+
+
+def test_a_token_service_that_refuses_the_list_of_tags_is_not_an_error(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
+    challenge = f'Bearer realm="http://{registry.host}/token",service="s",scope="repository:team/h20:list"'
+    registry.lies["/v2/team/h20/tags/list"] = (401, {"WWW-Authenticate": challenge}, b"{}")
+    registry.lies["/token"] = (403, {}, b"{}")
+    assert repository(registry).tags() == []
+
+
+def test_a_failing_registry_is_an_error_of_the_list_of_tags(registry: Registry) -> None:
+    registry.refuse = "GET /v2/.*/tags/list"
+    with pytest.raises(NetworkError, match="500"):
+        repository(registry).tags()
+
+
+def test_a_download_can_be_stopped_before_and_after_a_pause(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, seen = b"x" * 100, list[object]()
+    digest = registry.add_blob(raw)
+    registry.cut_blobs = [40]
+    monkeypatch.setattr(registry_client.time, "sleep", lambda seconds: seen.append(seconds))
+    monkeypatch.setattr(registry_client, "_BLOCK", 10)
+    seen_blocks = repository(registry).unchecked_blocks(digest, 0, len(raw))
+    for block in seen_blocks:
+        seen.append(block)
+    (pause,) = (position for position, item in enumerate(seen) if item == registry_client._PAUSES[0])
+    assert seen[pause - 1] == seen[pause + 1] == b""
+    assert b"".join(item for item in seen if isinstance(item, bytes)) == raw
