@@ -27,7 +27,10 @@ from envbuild.util import temporary_files, user_folders
 from envbuild.util.errors import EnvbuildError
 
 _DAY = 24 * 3600
-_PLANS_KEPT = 30 * _DAY  # a plan is made again within seconds
+# How long unneeded files of a folder are kept: they may be in use by `verify --rebuild`, `export oci` or `install`,
+# whose locks are not noted. A plan of `install` names no lock.
+_KEPT = {"images": _DAY, "image-contents": _DAY, "layers": _DAY, "layers/blobs": _DAY, "find-links": _DAY,
+         "install-plans": 30 * _DAY}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ def images(
 
 
 def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
-    """Yield cached files that no current lock names, files that interrupted runs left, and the build contexts of the
-    profiles `names`, whose process locks the caller must hold."""
+    """Yield cached files that no current lock names, old plans of `install`, files that interrupted runs left, and the
+    build contexts of the profiles `names`, whose process locks the caller must hold."""
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
     debs = {deb.sha256 for lock in locks for deb in lock.debs}
@@ -76,31 +79,21 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
     kinds |= {"sources": commits, "extensions": compiled}
+    kinds |= {"find-links": {lock.short for lock in locks}, "install-plans": set()}
     based = {lock.image: lock.platform for lock in locks if lock.image}
     kinds["images"] = {name for pair in based.items() for name in base_image_download.cached_files(*pair)}
     kinds["image-contents"] = {name for lock in locks for name in _contents_files(lock)}
     keys = {key for lock in locks for key in lock_image_lookup_and_recipe.layer_keys(lock, _compiled_wheels(lock))}
     kinds |= layer_cache.files_of_layers(keys)
-    kinds["find-links"] = {lock.short for lock in locks}
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            # A name with a leading dot is a file in transfer, unless it is old. The files of these folders may be in
-            # use by `verify --rebuild` or `export oci`, whose locks are not noted.
-            may_be_used = path.name.startswith(".") or kind in (
-                "images",
-                "image-contents",
-                "layers",
-                "layers/blobs",
-                "find-links",
-            )
-            if path.name not in wanted and (not may_be_used or time.time() - path.stat().st_mtime > _DAY):
-                inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
+            # A name with a leading dot is a file in transfer, unless it is old.
+            kept = _KEPT.get(kind, _DAY if path.name.startswith(".") else 0)
+            if path.name not in wanted and (not kept or time.time() - path.stat().st_mtime > kept):
+                listed = path.iterdir() if path.is_dir() and kind != "find-links" else ()
+                inside = ", ".join(sorted(file.name for file in listed))
                 yield Removable(kind, str(path), _size(path), inside)
-    plans = user_folders.cache_folder("install-plans", make=False)
-    for path in sorted(plans.iterdir()) if plans.is_dir() else ():
-        if time.time() - path.lstat().st_mtime > _PLANS_KEPT:
-            yield Removable("install-plans", str(path), _size(path))
     for name in names:
         context = user_folders.cache_folder("contexts", make=False) / name
         if context.is_dir():

@@ -163,6 +163,7 @@ def _install(plan: InstallPlan, store: Store, folder: Path, names: tuple[str, ..
     into its cache. It links the unpacked files into later environments without reading the wheel again."""
     links = _links(plan)
     links.mkdir(parents=True, exist_ok=True)  # always the same folder: uv's cache is keyed by the path of a wheel
+    os.utime(links)  # `envbuild prune` keeps it for another day
     lines = []
     for locked in plan.wheels:
         wheel = locked.wheel

@@ -109,9 +109,9 @@ def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], objec
     known, in_cache = known_layer(recipe), folder == _blobs()
     if known:
         file = _blob(folder, known)
-        if in_cache:
+        for used in (file, _file(recipe.key)) if in_cache and recipe.key else ():
             with contextlib.suppress(OSError):
-                os.utime(file)  # `envbuild prune` keeps it for another day
+                os.utime(used)  # `envbuild prune` keeps it for another day
         if file.is_file() and sha256_file_store.file_digest(file) == file.name:
             return known
     folder.mkdir(parents=True, exist_ok=True)

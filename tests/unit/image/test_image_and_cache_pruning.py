@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
@@ -148,23 +149,6 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     assert (sha256_file_store.wheel_store().folder / ".incoming-now").is_dir()
 
 
-def test_old_plans_and_links_of_no_lock_go(locked: Lock) -> None:
-    wheel = user_folders.cache_folder("wheel") / "large.whl"
-    wheel.write_bytes(b"1" * 100_000)
-    paths = [user_folders.cache_folder("find-links") / name for name in (locked.short, "0" * 12, "1" * 12)]
-    for folder in paths:
-        folder.mkdir()
-        (folder / "large.whl").symlink_to(wheel)
-    for name in ("new", "old"):
-        paths.append(user_folders.cache_folder("install-plans") / f"{name}.json")
-        paths[-1].touch()
-    for path in (paths[0], paths[1], paths[4]):
-        os.utime(path, (0, 0))
-    found = list(image_and_cache_pruning.caches([], [locked]))
-    assert [item.name for item in found] == [str(paths[1]), str(paths[4])], "an installation may use new links"
-    assert sum(item.bytes for item in found) < 1000, "the size of a link, not of its target"
-
-
 def test_a_context_goes_only_if_its_name_is_held(locked: Lock) -> None:
     for name in ("sample", "elsewhere"):
         (user_folders.cache_folder("contexts") / name).mkdir()
@@ -183,7 +167,7 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     lock_file.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
     lock_file.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
     wheel = locked.wheels[0].wheel
-    sha256_file_store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir()
+    sha256_file_store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir(parents=True)
     engine.tagged = [
         ("envbuild/sample-devel:0123456789ab", "h1", 1),
         (f"envbuild/sample-devel:{locked.short}", "h2", 1),
@@ -216,7 +200,7 @@ def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pyt
     for handle in ("h1", "h2"):
         record(handle)
     wheel = locked.wheels[0].wheel
-    sha256_file_store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir()
+    sha256_file_store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir(parents=True)
     return file
 
 
@@ -539,3 +523,32 @@ def test_what_was_read_from_a_base_image_stays_as_long_as_a_lock_needs_it(projec
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(base_image_download, "read_base_image", lambda *_: None)
         assert set(removable(*locks)) == {first, second}, "an image that is not in the cache is read again anyway"
+
+
+def test_a_used_layer_stays_for_another_day_with_its_entry() -> None:
+    recipe = StandInRecipe("0" * 64, True)
+    layer_cache.stream_layer(recipe)
+    set_old()
+    assert len(removable_layers()) == 3, "its entry, its blob, and the folder of blobs"
+    layer_cache.stream_layer(recipe)
+    assert removable_layers() <= {user_folders.cache_folder("layers/blobs")}
+
+
+def test_links_and_plans_of_installations_are_removed_when_they_are_old(locked: Lock, tmp_path: Path) -> None:
+    links, plans = user_folders.cache_folder("find-links"), user_folders.cache_folder("install-plans")
+    (tmp_path / "large.whl").write_bytes(b"x" * 1000)
+    for folder in (links / locked.short, links / ("0" * 12), links / ("1" * 12)):
+        folder.mkdir()
+        (folder / "large.whl").symlink_to(tmp_path / "large.whl")
+    for name in ("new", "old"):
+        (plans / f"{name}.json").write_bytes(b"12345")
+    days = {links / locked.short: 100, links / ("0" * 12): 2, plans / "new.json": 20, plans / "old.json": 40}
+    for path, count in days.items():
+        os.utime(path, (time.time() - count * 86400,) * 2)
+    removable = list(image_and_cache_pruning.caches([], [locked]))
+    assert [(item.kind, Path(item.name).name, item.bytes, item.holds) for item in removable] == [
+        ("find-links", "0" * 12, 0, ""), ("install-plans", "old.json", 5, ""),
+    ]  # fmt: skip
+    image_and_cache_pruning.remove_items(None, removable)
+    assert {path.name for path in links.iterdir()} == {locked.short, "1" * 12}
+    assert (tmp_path / "large.whl").exists(), "only the links are removed"
