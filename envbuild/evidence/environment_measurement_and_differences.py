@@ -316,13 +316,14 @@ def _recorded(folder: FolderFiles, info: str) -> Iterator[str]:
 
 
 def _groups(label: str, files: Mapping[str, str]) -> Iterator[FileGroup]:
-    """Yield one group for all files whose paths have the same first part, without the notes of installers. `label`: the
-    folder's name in the result."""
+    """Yield one group for all files whose paths have the same first part. The notes of installers are left out, but a
+    folder with nothing else has a group too. `label`: the folder's name in the result."""
     parts: dict[str, dict[str, str]] = defaultdict(dict)
     for path, sha in files.items():
         first, _, below = path.partition("/")
+        group = parts[first]
         if not (first.endswith(_INFO) and below in _NOTES):
-            parts[first][path] = sha
+            group[path] = sha
     for part in sorted(parts):
         yield _group(f"{label}/{part}".rstrip("/"), parts[part])
 

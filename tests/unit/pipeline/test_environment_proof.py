@@ -191,10 +191,19 @@ def other_pip(environment: Environment) -> None:
     (environment.site / "pip" / "late.py").write_text("")
 
 
+def add_only_notes(environment: Environment) -> None:
+    """An installation of a distribution without files: `importlib.metadata` finds it all the same."""
+    folder = environment.site / "late-1.0.dist-info"
+    folder.mkdir()
+    for name in ("RECORD", "INSTALLER"):
+        (folder / name).write_text("")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (edit, "files of the locked distributions changed"),
+        (add_only_notes, "{site}/late-1.0.dist-info: files were added"),
         (add_pth, "{site}/late.pth: files were added"),
         (add_distribution, "{site}/other.py: files were added"),
         (add_module_to_a_package, "{site}/torch: files were added"),
