@@ -56,7 +56,10 @@ def remedies(plan: Plan, message: str) -> str | None:
         listed = dict(zip(names, pool.map(_listed_files, names), strict=True))
     missing = [name for name, files in listed.items() if files == () and name in direct | unknown]
     found = filter(None, (_source_only(plan, name, files or ()) for name, files in listed.items()))
-    texts = [*_texts_for_missing(missing), *_texts(plan, list(found)[:_MOST])]
+    core = {str(canonicalize_name(Requirement(text).name)) for text in plan.core}
+    stated = [name for name in missing if name in direct | core]
+    others = [name for name in missing if name not in stated]
+    texts = [*_texts_for_missing(stated), *_texts_for_missing_dependencies(others), *_texts(plan, list(found)[:_MOST])]
     return "\n".join(texts) or None
 
 
@@ -69,12 +72,22 @@ def _listed_files(name: str) -> Sequence[Listed] | None:
 
 def _texts_for_missing(names: Sequence[str]) -> Iterator[str]:
     if names:
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        yield f"not on the index: {', '.join(names[:_MOST])}{more}"
+        yield f"not on the index: {_listing(names)}"
         yield (
             "correct the names; for a conda package or a system library, remove the line, and name its Debian package "
             "under apt or install it in a child image"
         )
+
+
+def _texts_for_missing_dependencies(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield f"not on the index, required by another package: {_listing(names)}"
+        yield ("add an index or find-links that has it, or use a version of the other package that does not require it")
+
+
+def _listing(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
 
 
 def _source_only(plan: Plan, name: str, files: Sequence[Listed]) -> SourceOnly | None:

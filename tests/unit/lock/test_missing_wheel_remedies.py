@@ -117,6 +117,18 @@ def test_an_index_that_does_not_answer_lacks_nothing(project: Path, monkeypatch:
     assert "silent" not in text and "windows" not in text
 
 
+def test_a_name_that_another_package_requires_is_listed_apart(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of the profile or of a requirements file has it."""
+    monkeypatch.setattr(index_pages, "listed_files", lambda name: ())
+    plan = plan_of(project, {**SMALL, "packages": ["gone"]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because lib-dep was not found in the package registry and gone"))
+    assert "not on the index: gone\n" in text and "not on the index, required by another package: lib-dep\n" in text
+    plan = plan_of(project, {**SMALL, "packages": []})
+    for name, expected in (("lib_dep", False), ("torch", True)):
+        text = str(missing_wheel_remedies.remedies(plan, f"Because {name} was not found in the package registry"))
+        assert ("correct the names" in text) is expected
+
+
 def test_an_error_about_something_else_gets_no_remedy(project: Path, index: Index) -> None:
     plan = plan_of(project, {**SMALL, "packages": ["flash-attn"]})
     assert missing_wheel_remedies.remedies(plan, "alpha depends on beta<2 and beta>=2 is required") is None
