@@ -1,4 +1,4 @@
-# open-sora, lock 6d94601bf814, Python 3.11; made by: envbuild export dockerfile open-sora
+# open-sora, lock 9eec8d9b5a5e, Python 3.11; made by: envbuild export dockerfile open-sora
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
@@ -284,7 +284,7 @@ setuptools==84.2.1 --hash=sha256:ca140b45d5325a9478f880e351484f62fef15f336462e44
 sniffio==1.3.1 --hash=sha256:2f6da418d1f1e0fddd844478f41680e794e6051915791a034ff65e5f100525a2
 sympy==1.14.0 --hash=sha256:e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5
 tensorboard==2.21.0 --hash=sha256:7279316dcb6bd5bc391d623dea841531299cde1887310e8133bc34a996d32255
-tensorboard-data-server==0.7.2 --hash=sha256:ef687163c24185ae9754ed5650eb5bc4d84ff257aabdc33f0cc6f74d8ba54530
+tensorboard-data-server==0.7.2 --hash=sha256:7e0610d205889588983836ec05dc098e80f97b7e7bbff7e994ebb78f578d0ddb
 termcolor==3.3.0 --hash=sha256:cf642efadaf0a8ebbbf4bc7a31cec2f9b5f21a9f726f4ccbb08192c9c26f43a5
 torch==2.4.0 --hash=sha256:e743adadd8c8152bb8373543964551a7cb7cc20ba898dc8f9c0cdbe47c283de0
 torchvision==0.19.0 --hash=sha256:ec4162dc71d9db7f0b51d0f92491929c1419605ff436e1305e50de13504a1c30
@@ -323,5 +323,5 @@ ENV TORCH_CUDA_ARCH_LIST="9.0"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:6d94601bf8145112e4bb5d52c8ac6f16ea52308494d05f24f294fb56b4c99cd5"
+LABEL io.envbuild.lock="sha256:9eec8d9b5a5ea3a5bb288886dd8c5b49fb780a6fd730dc776f2ddda2143d3f07"
 CMD ["python"]
