@@ -151,4 +151,4 @@ def remove_items(engine: Engine | None, items: Iterable[Removable]) -> None:
 def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
-    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
