@@ -42,6 +42,8 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
         (True, (*signature.hints, *hints_of_facts)),
     ):
+        if hints and patterns and log.has(signature.hints_unless):
+            continue
         never = (*signature.never, *log_signatures.denials()) if hints else signature.never
         found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, never, heard)}
         if not hints:

@@ -300,8 +300,9 @@ _SHARE_FREE = 0.1
 
 def _memory(log: Log) -> Iterator[str]:
     """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory would have been enough.
-    memory-free: the GPU's free memory would have been enough, so the log does not show why the allocation failed.
-    memory-of-others: other processes use much of the GPU's memory."""
+    memory-free: the GPU's free memory would have been enough, so the log does not show why the allocation failed,
+    and no other error shows a full GPU. memory-of-others: other processes use much of the GPU's memory."""
+    enough, full = False, False
     found = log.find(log_pattern(_PARTS), 20)
     places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
     for line, match in found:
@@ -325,10 +326,14 @@ def _memory(log: Log) -> Iterator[str]:
         if unused >= max(sizes["tried"], _PIECES * held):
             yield "fragmented"
         elif free >= max(sizes["tried"], _SHARE_FREE * total):
-            yield "memory-free"
+            enough = True
+        elif "free" in sizes:
+            full = True
         others = total - free - own
         if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * total):
             yield "memory-of-others"
+    if enough and not full:
+        yield "memory-free"
     yield from _memory_of_nobody(log)
 
 

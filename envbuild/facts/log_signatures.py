@@ -46,6 +46,7 @@ class Signature(FactRow):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
     lines: Patterns = ()
     hints: Patterns = ()
+    hints_unless: Patterns = ()
     never: Patterns = ()
     needs: Patterns = ()
     symptoms: frozenset[SymptomClass] = frozenset()

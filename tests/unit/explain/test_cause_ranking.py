@@ -337,6 +337,57 @@ def test_full_memory_fragmentation_and_other_processes_are_distinguished(unused:
     assert causes(line) == [cause]
 
 
+def test_one_error_with_free_memory_does_not_hide_another_with_a_full_gpu() -> None:
+    line = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total capacity; 70.00 GiB already allocated; "
+    )
+    enough, full = (f"{line}{free} GiB free; 70.10 GiB reserved in total by PyTorch)" for free in ("9.00", "0.15"))
+    assert causes(enough) == []
+    assert causes(full) == causes(f"{enough}\n{full}") == causes(f"{full}\n{enough}") == ["gpu-memory"]
+
+
+WORKER = (
+    "RuntimeError: DataLoader worker (pid 3904) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory. Please try to raise your shared memory limit."
+)
+
+
+@pytest.mark.parametrize("other", ["postgres is up", "redis 7.2", "huge pages are off", "OpenJDK 17"])
+def test_a_line_of_another_program_hides_a_hint_of_full_shared_memory_and_no_message(other: str) -> None:
+    assert causes(f"{other}\n{WORKER}") == ["shm-too-small"]
+    hint = "docker run pytorch/pytorch:2.4\nBus error (core dumped)"
+    assert causes(hint) == ["shm-too-small"]
+    assert causes(f"{other}\n{hint}") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("Loss scale reset to 128 on GPU 0", "loss-scale-collapsed"),
+        ("changing loss scale to 65536 step 0", "loss-scale-collapsed"),
+        ("the loss scale is reduced to 0.0625", "loss-scale-collapsed"),
+        ("loss scale was set to 0.0625", "loss-scale-collapsed"),
+        ("loss_scale = 1e-3 is what I use for the auxiliary loss", "loss-scale-collapsed"),
+        ("it only shows CPUExecutionProvider on my laptop", "library-without-cuda"),
+    ],
+)
+def test_a_line_that_only_looks_like_a_message_names_no_cause(text: str, cause: str) -> None:
+    assert cause not in causes(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the loss scale drops until it reaches 0",
+        "GradScaler: overflow, loss_scale = 1e-8",
+        "loss scale adjusted to 0.0",
+        "loss scale fell to 1.",
+    ],
+)
+def test_a_loss_scale_that_fell_to_its_minimum(text: str) -> None:
+    assert causes(text) == ["loss-scale-collapsed"]
+
+
 # ---- ranks ----
 
 TIMEOUT = (
