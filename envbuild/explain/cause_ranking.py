@@ -7,7 +7,7 @@ ruled out, even if its lines are in the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,8 +153,11 @@ def explain(log: Log) -> Explanation:
     ]
     able = [cause for cause in scored if cause.standing != "contradicted"]
     matches = [_match(cause, known) for cause in able if cause.standing != "not loaded" and cause.confidence >= NAMED]
-    kept = without_yielded(match.id for match in matches)
-    matches = sorted((match for match in matches if match.id in kept), key=lambda match: -match.confidence)
+    kept = without_yielded(match.id for match in _without_lesser_statements(matches))
+    matches = sorted(
+        (match for match in matches if match.id in kept),
+        key=lambda match: ("stated" in match.evidence, -match.confidence),
+    )
     possible = [
         _match(cause, known)
         for cause in able
@@ -165,6 +168,14 @@ def explain(log: Log) -> Explanation:
     advice = [row.say for row in log_signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
     decide = [row.decide for row in log_signatures.symptoms() if row.symptom in known.symptoms and not matches]
     return Explanation(tuple(matches), tuple(possible), tuple(ruled), tuple(advice), tuple(decide), known)
+
+
+def _without_lesser_statements(matches: Sequence[SignatureMatch]) -> list[SignatureMatch]:
+    """Leaves out the causes that only a statement in prose names if a message of the log names a cause, except causes
+    that explain this message better."""
+    messages = [match.id for match in matches if "stated" not in match.evidence]
+    better = frozenset[str]().union(*(log_signatures.signatures()[name].yields_to for name in messages))
+    return [match for match in matches if not messages or match.id in messages or {match.id, ANY} & better]
 
 
 def _states_version(advisory: Advisory | None, known: Reading) -> bool:

@@ -1,6 +1,7 @@
 """Scores a cause from the evidence in a log: a sum of weights, which a maintainer can add up by hand. Pure.
 
-If a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence (signatures.yaml).
+If a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence (signatures.yaml),
+also if it is a statement in prose; but then the confidence is at most STATED.
 Such a line also shows the symptom and the operation, so these are not counted again. Otherwise the sum begins with the
 weight of `hint` or `no-line`, and the symptom and the operation add their weights. Each other piece of evidence adds
 its weight (symptoms.yaml): the GPU and versions of the advisory, the innermost frames, and other lines. The sum is the
@@ -19,16 +20,20 @@ from envbuild.facts import log_signatures
 from envbuild.facts.advisory_model import Advisory
 from envbuild.facts.log_signatures import EvidenceName, Signature
 
+STATED = 0.6
+"""The highest confidence in a cause that only a statement in prose names."""
 LINES = 5
 """Maximum number of lines that are kept as evidence for a cause."""
 
 
 @dataclass(frozen=True)
 class CauseLines:
-    """The lines of a log that show a cause. `hints`: whether they are only weak evidence for it."""
+    """The lines of a log that show a cause. `hints`: whether they are only weak evidence for it. `stated`: whether no
+    message names the cause, only a statement in prose."""
 
     lines: tuple[Line, ...]
     hints: bool = False
+    stated: bool = False
 
 
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
@@ -46,12 +51,13 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
             continue
         never = (*signature.never, *log_signatures.denials()) if hints else signature.never
         found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, never, heard)}
+        of_message = bool(found)
         if not hints:
             stated = [line for name in sorted(signature.stated_by) for line in known.statements.get(name, ())]
             found |= {line for line in stated if not any(no.search(line.text) for no in signature.never)}
         if found:
             lines = sorted(found, key=lambda line: (log.files.index(line.file), line.number))
-            return CauseLines(tuple(lines[:LINES]), hints)
+            return CauseLines(tuple(lines[:LINES]), hints, stated=not of_message)
     return CauseLines(())
 
 
@@ -60,7 +66,7 @@ def evidence(
 ) -> Iterator[EvidenceName]:
     """Names the evidence for and against a cause. `found`: the lines that show it. `standing`: how the GPU and versions
     in the log relate to it. `versions`: whether the log states the exact version that is affected."""
-    yield "no-line" if not found.lines else "hint" if found.hints else "line"
+    yield "no-line" if not found.lines else "stated" if found.stated else "hint" if found.hints else "line"
     if standing == "holds":
         yield "holds"
     elif standing in ("fits", "not loaded"):
@@ -82,10 +88,11 @@ def evidence(
 
 def confidence(prior: float, names: Collection[EvidenceName]) -> float:
     """Returns the probability of a cause with this evidence. `prior`: the confidence in the cause if only a line of the
-    log names it."""
+    log names it. The probability is at most STATED if only a statement in prose names the cause."""
     weights = log_signatures.weights()
-    begin = log_odds(prior) if "line" in names else 0.0
-    return round(probability(begin + sum(weights[name].weight for name in names)), 2)
+    begin = log_odds(prior) if {"line", "stated"} & {*names} else 0.0
+    total = round(probability(begin + sum(weights[name].weight for name in names)), 2)
+    return min(total, STATED) if "stated" in names else total
 
 
 def log_odds(share: float) -> float:

@@ -29,8 +29,8 @@ SymptomClass = Literal[
 ]  # fmt: skip
 OperationClass = Literal["attention", "collective", "compile", "conv", "copy", "gemm", "input", "load", "norm"]
 EvidenceName = Literal[
-    "line", "hint", "no-line", "holds", "fits", "not-loaded", "versions", "symptom", "other-symptom", "operation",
-    "other-operation", "frames", "other-frames", "raised", "lowered",
+    "line", "stated", "hint", "no-line", "holds", "fits", "not-loaded", "versions", "symptom", "other-symptom",
+    "operation", "other-operation", "frames", "other-frames", "raised", "lowered",
 ]  # fmt: skip
 ANY = "*"
 NEUTRAL = "neutral"
