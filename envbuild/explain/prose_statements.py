@@ -2,7 +2,8 @@
 
 The vocabulary is in facts/data/statements.yaml: concepts, which are groups of words in several languages, and
 statements, which are concepts that occur in one sentence, or anywhere in the report. So a statement is found whatever
-the order of its words. A concept does not count where it is negated ("memory does not grow") or from another run.
+the order of its words. A concept does not count where it is negated ("memory does not grow"), from another run, what
+other people say, or in a question that is answered with yes or no.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _LONGEST = 400
 _END = re.compile(r"(?<=[.!?;])\s+|(?<=[^\x00-\x7f])[.!?;。]")
 _NEAR = 24
 """Number of characters before a word in which a negation is searched."""
+_NEGATIVE = re.compile(r"\b(?:no|not|never|without|cannot|nor|unable|lacks?|lacking)\b|n.t\b|没|未|无法|不(?!断|停|住)")
+"""Words of a concept that contain a negation themselves."""
 _GROWN = 1.5
 """The least growth of an amount of memory, as the last amount divided by the first, that shows a leak."""
 
@@ -97,12 +100,16 @@ def _together(sentence: str, concepts: Sequence[Concept], near: int) -> bool:
 
 def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
     """Returns where a sentence states a concept: not negated, and not as the report of another run."""
-    heard, negations = log_signatures.hearsay(), log_signatures.negations()
+    negations, (before_others, of_others) = log_signatures.negations(), log_signatures.prose_hearsay()
+    heard = (*log_signatures.hearsay(), *before_others)
+    if not concept.negated and any(other.search(sentence) for other in of_others):
+        return []
     found = []
     for words in concept.words:
         for match in words.finditer(sentence):
             before = sentence[: match.start()]
-            negated = not concept.negated and any(no.search(before[-_NEAR:]) for no in negations)
+            checked = not concept.negated and not _NEGATIVE.search(match[0])
+            negated = checked and any(no.search(before[-_NEAR:]) for no in negations)
             if not negated and _grown(match.groupdict()) and not any(other.search(before) for other in heard):
                 found.append(match.span())
     return found

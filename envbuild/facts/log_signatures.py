@@ -131,7 +131,7 @@ class OperationPattern(FactRow):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Concept(FactRow):
     """Words with one meaning, in several languages. `words`: their patterns. `negated`: whether a negation before the
-    words does not matter, because they contain one, or because it is about something else."""
+    words does not matter because it is about something else. It never matters for words that contain a negation."""
 
     concept: Name
     words: Patterns
@@ -160,6 +160,15 @@ class Negation(FactRow):
     """Patterns of the text right before words that it negates."""
 
     before: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ProseHearsay(FactRow):
+    """What others say, and questions. `before`: patterns of the text before words that do not say what happened in this
+    run. `sentences`: patterns of whole sentences that do not say it."""
+
+    before: Patterns = ()
+    sentences: Patterns = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -331,6 +340,13 @@ def negations() -> Patterns:
     return tuple(
         pattern for row in fact_file_reader.rows("statements", "negations", Negation) for pattern in row.before
     )
+
+
+@cache
+def prose_hearsay() -> tuple[Patterns, Patterns]:
+    """The patterns of text before words, and of whole sentences, that do not say what happened in this run."""
+    rows = fact_file_reader.rows("statements", "hearsay", ProseHearsay)
+    return tuple(one for row in rows for one in row.before), tuple(one for row in rows for one in row.sentences)
 
 
 @cache

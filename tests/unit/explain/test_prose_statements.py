@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.explain import cause_ranking, prose_statements
+from envbuild.explain import cause_ranking, cause_scoring, prose_statements
 from envbuild.explain.log_reader_and_search import Log
 from envbuild.facts import fact_file_reader, log_signatures
 from envbuild.util.errors import FactsError
@@ -53,14 +53,14 @@ def causes(text: str) -> list[str]:
         ("I/O error\nthe process dies: there is not enough RAM", "host-memory-short"),
         ("the program closes while it loads\na larger page file solved it", "larger-page-file"),
         ("加载模型时崩溃\n增大虚拟内存就好了", "larger-page-file"),
-        ("24G的显存还是不够", "gpu-too-small"),
-        ("2GB is not enough for this model", "gpu-too-small"),
+        ("24G的显存还是不够，报错了", "gpu-too-small"),
+        ("2GB of VRAM is not enough for this model, I cannot run it", "gpu-too-small"),
         ("rank 0 calls the barrier while the other ranks don't", "rank-not-there"),
         ("the other ranks are stuck in the broadcast", "others-in-collective"),
-        ("training hangs if the ranks have an uneven number of batches", "uneven-hangs"),
+        ("with DDP the training hangs if the ranks have an uneven number of batches", "uneven-hangs"),
         ("60% of the step is spent in data loading", "loading-takes-most"),
         ("half precision gives green images", "black-in-half"),
-        ("the P2P copies arrive corrupted", "peer-access-garbles"),
+        ("I have two GPUs\nthe P2P copies arrive corrupted", "peer-access-garbles"),
         ("it hangs\nwith one GPU instead of two it works", "hangs-until-one"),
         ("it gets stuck with 2 gpus\nwith one GPU there isn't any problem", "hangs-on-several"),
         ("it hangs on 4 GPUs\nthis does not happen on a single graphics card", "hangs-on-several"),
@@ -69,12 +69,15 @@ def causes(text: str) -> list[str]:
         ("the extension does not build: error\nmy nvcc was an outdated version", "nvcc-of-other-version"),
         ("the shared memory of the container is insufficient", "shared-memory-short"),
         ("torch 2.1.0+cpu\ntorch.cuda.is_available() is False", "torch-of-cpu"),
-        ("the loader takes 40 seconds to load each batch", "takes-to-load"),
+        ("training is slow\nthe loader takes 40 seconds to load each batch", "takes-to-load"),
         ("training was slow\nwith more workers it is much faster", "faster-with-workers"),
         ("it hangs unless I set num_workers=0", "hangs-except-without-workers"),
         ("it segfaults in the custom op\nrecompiling the extension solved it", "works-recompiled"),
         ("it runs out of memory: OOM\na smaller batch size solved it", "works-with-smaller-batch"),
         ("2 gpus work fine, with 4 it hangs", "hangs-on-more"),
+        ("the process is always killed", "killed-always"),
+        ("8 gpus: one process died\nthe other processes wait", "others-wait-for-lost"),
+        ("it stops while loading\nset the page file to 60 GB", "larger-page-file"),
         ("die Auslastung ist gut, aber der Speicherverbrauch steigt bei jedem Schritt", "memory-rises"),
     ],
 )
@@ -114,10 +117,100 @@ def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str
         ("a black image is the background of the demo", "black-in-half"),
         ("nvcc of another version is installed, and the training is slow", "nvcc-of-other-version"),
         ("how much VRAM is needed? 40 GB", "gpu-too-small"),
+        ("I read that the memory grows with every step", "memory-rises"),
+        ("Does the memory grow with every step?", "memory-rises"),
+        ("on my colleague's machine the memory grows with every step", "memory-rises"),
+        ("the GPU does not wait for data", "waits-for-data"),
+        ("the images are black with fp32 too\nI use fp16", "black-in-half"),
+        ("kernel died\nthe dataset has 20 GB, but memory is not the problem", "killed-with-data"),
+        ("I increased the swap space to 64 GB and it crashes again", "larger-page-file"),
+        ("the memory hardly grows with every step", "memory-rises"),
+        ("it hangs\nwithout NCCL_IB_DISABLE=1 it works", "works-without-rdma"),
     ],
 )
 def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str) -> None:
     assert statement not in statements(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("64GB RAM is not enough, killed when loading", "gpu-memory"),
+        ("2 GB of /dev/shm is too small", "gpu-memory"),
+        ("200 GB disk is too small", "gpu-memory"),
+        ("16 GB is not enough for the 70B model, so I use the 7B model, which fits", "gpu-memory"),
+        ("I do not think that 24 GB is too small\nit crashes with a KeyError", "gpu-memory"),
+        ("I do not think that 24 GB of VRAM is too small\nit fails to load: KeyError", "gpu-memory"),
+        ("显存不是不够, 还有20G空闲", "gpu-memory"),
+        ("显存不是不够, 还有20G空闲, 但是报错", "gpu-memory"),
+        ("The README says the model requires a GPU with at least 24 GB. I have 80 GB", "gpu-memory"),
+        ("low GPU memory usage, but KeyError", "gpu-memory"),
+        ("with low GPU memory mode it fails with an error: KeyError", "gpu-memory"),
+        ("OOM\nA smaller batch size did not solve it", "gpu-memory"),
+        ("The docs say that a smaller batch size solves OOM\nKeyError: 'input_ids'", "gpu-memory"),
+        ("nvcc is not outdated, it is 12.4 like torch\nthe build failed", "nvcc-mismatch"),
+        ("building the extension failed\nnvcc is not outdated, it is 12.4 like torch", "nvcc-mismatch"),
+        ("building the extension failed\nnvcc is not needed and cannot be found", "no-nvcc"),
+        ("/dev/shm is 64 GB and never exceeds 10%", "shm-too-small"),
+        ("The shared memory is not insufficient: 64G", "shm-too-small"),
+        ("Do not install the CPU version of torch\nthe GPU is not used", "torch-without-cuda"),
+        (
+            "torch 2.1.0+cpu was installed before, I removed it and now have 2.1.0+cu121\nthe GPU is not used",
+            "torch-without-cuda",
+        ),
+        (
+            "it crashes in the extension\nRecompiling did not help, but without the extension it works",
+            "extension-of-other-torch",
+        ),
+        ("I rebuilt mmcv, and it works right until step 100, then crashes", "extension-of-other-torch"),
+        ("it crashes in mmcv\nI rebuilt the docker image and now it works", "extension-of-other-torch"),
+        ("ComfyUI crashes\nGo to the settings page and set VAE to None", "host-memory"),
+        ("it crashes\nSee the documentation page for more information", "host-memory"),
+        ("it fails\nmax page size, add", "host-memory"),
+        ("it crashes\nswap space: 4 GiB, you can set swap_space to 0", "host-memory"),
+        ("I increased the page file but it still crashes", "host-memory"),
+        ("training was killed by our admin", "host-memory"),
+        ("the process was killed by our admin", "host-memory"),
+        ("the training was killed by our admin, the dataset has 20 GB", "host-memory"),
+        ("my training was killed after 24 hours because it reached the time limit", "host-memory"),
+        ("Windows killed the WiFi driver during training", "host-memory"),
+        ("it was killed by mistake while loading the dataset", "host-memory"),
+        ("The system RAM is not full, I checked with htop\nit crashed", "host-memory"),
+        ("is RAM too small? It is not. It crashes", "host-memory"),
+        ("It crashes\nIt needs more RAM according to ChatGPT", "host-memory"),
+        ("the download process took longer than the timeout", "collective-timeout"),
+        ("gunicorn: the worker process took longer than the timeout", "collective-timeout"),
+        ("the Slurm process exceeded the time limit", "collective-timeout"),
+        ("I have an imbalanced dataset, and one GPU hangs in torch.compile", "collective-timeout"),
+        ("the ranks wait for the other ranks\nOne package is missing.", "collective-timeout"),
+        ("the other workers wait for a lock\nOne package is missing.", "collective-timeout"),
+        ("I trained with fp32, not fp16. The images are black", "half-attention-nan"),
+        ("I use --no-half and full precision but the result is the same\nthe images are black", "half-attention-nan"),
+        ("The input is a grey image\nI use fp16", "half-attention-nan"),
+        ("training is slow\nwith more workers the throughput dropped by half", "dataloader-stalled"),
+        ("training is slow\nwith num_workers=8 in the data loader the accuracy dropped", "dataloader-stalled"),
+        ("Most of the time the dataloader is fine", "dataloader-stalled"),
+        ("it hangs\nthe dataloader workers are sleeping", "dataloader-stalled"),
+        ("with NVLink the chatbot prints gibberish", "peer-copy-wrong"),
+        ("the extension does not build: error\nthe README says that my nvcc is outdated", "nvcc-mismatch"),
+        ("ChatGPT says that the GPU waits for data", "dataloader-stalled"),
+        ("I thought that the GPU waits for data", "dataloader-stalled"),
+    ],
+)
+def test_what_is_denied_or_heard_or_about_something_else_names_no_cause(text: str, cause: str) -> None:
+    assert cause not in causes(text)
+
+
+def test_a_statement_names_a_cause_with_little_confidence_and_not_next_to_a_message() -> None:
+    (match,) = cause_ranking.explain(Log(b"the GPU waits for data most of the time\ntraining is slow")).matches
+    assert (match.id, match.confidence, match.evidence[0]) == ("dataloader-stalled", cause_scoring.STATED, "stated")
+    assert causes("the GPU waits for data most of the time\nRuntimeError: CUDA error: out of memory") == ["gpu-memory"]
+
+
+def test_a_statement_raises_no_confidence_above_its_limit_and_a_message_does() -> None:
+    assert cause_scoring.confidence(0.9, ["stated", "raised"]) == cause_scoring.STATED
+    assert cause_scoring.confidence(0.9, ["line", "raised"]) > 0.9
+    assert cause_scoring.confidence(0.3, ["stated"]) == 0.3
 
 
 def test_a_statement_names_its_cause_and_shows_its_lines() -> None:
