@@ -518,7 +518,7 @@ def test_a_download_can_be_stopped_before_and_after_a_pause(
     raw, seen = b"x" * 100, list[object]()
     digest = registry.add_blob(raw)
     registry.cut_blobs = [40]
-    monkeypatch.setattr(registry_client.time, "sleep", lambda seconds: seen.append(seconds))
+    monkeypatch.setattr("time.sleep", seen.append)
     monkeypatch.setattr(registry_client, "_BLOCK", 10)
     seen_blocks = repository(registry).unchecked_blocks(digest, 0, len(raw))
     for block in seen_blocks:
