@@ -9,7 +9,7 @@ probe of level quick must be added there.
 A run counts for the version of the probe (envbuild/selftest/probes/versions.json) and the version of torch with which
 it ran. So a campaign can be interrupted and continued later or on a different machine; after a change, only the changed
 probes run again. Each run uses the next unused seed, and one or two threads in turn. --processes sets how many runs
-there are at a time.
+there are at a time. The results file may contain `notes` for the page, written by hand.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def main() -> int:
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="number of runs at a time")
     arguments = parser.parse_args()
     machine, version, versions = described(), str(torch.__version__), read_versions()
-    seed, found = read(arguments.file)
+    seed, found, notes = read(arguments.file)
     try:
         for done in campaign(found, versions, version, seed, arguments):
             seed = max(seed, done.seed + 1)
             found = added(found, done, versions, version, machine)
-            write_atomically(arguments.file, text(seed, found))
+            write_atomically(arguments.file, text(seed, found, notes))
     finally:  # also after an interruption
-        page = report(found, versions, version)
+        page = report(found, versions, version, notes)
         if arguments.file == FILE:
             write("clean_runs", page)
         else:
@@ -193,21 +193,21 @@ def read_versions() -> dict[str, int]:
     return versions
 
 
-def read(file: Path) -> tuple[int, tuple[Runs, ...]]:
-    """Return the next seed and the earlier runs."""
+def read(file: Path) -> tuple[int, tuple[Runs, ...], list[str]]:
+    """Return the next seed, the earlier runs, and the notes."""
     if not file.exists():
-        return 1, ()
+        return 1, (), []
     document = json.loads(file.read_text(encoding="utf-8"))
-    return document["next_seed"], tuple(Runs(**runs) for runs in document["runs"])
+    return document["next_seed"], tuple(Runs(**runs) for runs in document["runs"]), document.get("notes", [])
 
 
-def text(seed: int, found: Sequence[Runs]) -> str:
+def text(seed: int, found: Sequence[Runs], notes: Sequence[str]) -> str:
     """Return the contents of the results file, one line for each `Runs`."""
     lines = ",\n".join(f"  {json.dumps(dataclasses.asdict(runs))}" for runs in sorted(found, key=lambda one: one.key))
-    return f'{{"next_seed": {seed}, "runs": [\n{lines}\n]}}\n'
+    return f'{{"next_seed": {seed}, "notes": {json.dumps(notes)}, "runs": [\n{lines}\n]}}\n'
 
 
-def report(found: Sequence[Runs], versions: Mapping[str, int], version: str) -> list[str]:
+def report(found: Sequence[Runs], versions: Mapping[str, int], version: str, notes: Sequence[str] = ()) -> list[str]:
     """Return the page: the counts of each probe, then each false alarm."""
     runs = current(found, versions, version)
     machines = sorted({one.machine for one in runs})
@@ -227,6 +227,7 @@ def report(found: Sequence[Runs], versions: Mapping[str, int], version: str) -> 
         f"The goal is {RUNS} runs of each probe, at its lowest level.",
         "",
         *(f"- Machine: {machine}." for machine in machines),
+        *(f"- {note}" for note in notes),
         "",
         "| probe | version | runs | with 1 thread | with 2 threads | false alarms |",
         "|---|---|---|---|---|---|",

@@ -34,6 +34,7 @@ def test_each_probe_that_did_not_pass_is_a_false_alarm() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_worker_runs_the_probes_with_their_seed() -> None:
     done = clean_runs.run(["gemm.fp8", "tf32.mode"], 8)
     assert done == Done(8, 1, {"gemm.fp8": None, "tf32.mode": None})
@@ -110,6 +111,6 @@ def test_runs_that_ended_before_an_interruption_are_kept(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "argv", ["clean_runs.py", "--file", str(file), "--processes", "1"])
     with pytest.raises(KeyboardInterrupt):
         clean_runs.main()
-    seed, found = clean_runs.read(file)
+    seed, found, notes = clean_runs.read(file)
     assert seed == 3
     assert {runs.probe: runs.count for runs in found} == dict.fromkeys(clean_runs.PROBES, 2)
