@@ -62,8 +62,8 @@ test-apex: .venv/.dev engine ## build the image of h200, with apex compiled for 
 test-kubernetes: .venv/.dev engine ## test --on kubernetes in a real cluster of one node; compiles Kubernetes first (10 min, once)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m kubernetes tests/e2e
 
-unit: .venv/.dev ## run the tests that need no engine
-	$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/selftest tests/pretend
+unit: .venv/.dev ## run the tests that need no engine, without those marked slow
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/unit tests/selftest tests/pretend
 
 test-elsewhere: ## run `make unit` in a copy of the tracked files with its own .venv; its path contains `envbuild` and a space
 	@top=$$(mktemp -d) && copy="$$top/my envbuild/check out" && trap 'rm -rf "$$top"' EXIT && mkdir -p "$$copy" && \

@@ -17,6 +17,8 @@ from pretend import expected, launch
 from pretend.runtime import OLD_AUTOCAST
 from pretend.sizes import FEW, SHORT
 
+pytestmark = pytest.mark.slow
+
 Result = dict[str, dict[str, Any]]
 NAMES = list(probe_catalogue_reader.known_probes())
 ASKED = ["burn", "memory", "fingerprint"]  # probes in addition to the level's; dist.nodes needs several machines

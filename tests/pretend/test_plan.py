@@ -19,6 +19,7 @@ from pretend.sizes import SHORT
 SLICE = ("fp8-chains", "tf32-override", "memory-held", "sigterm")
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_plan_passes_on_an_h100(tmp_path: Path) -> None:
     """Another process uses 90% of the memory; nvidia-smi reports the memory of burn's processes."""
     given = {**plan_trial.variables(tmp_path), SHORT: "1"}

@@ -15,6 +15,8 @@ from selftest.seeds.on_gpus import PROBES
 from pretend import expected, launch
 from pretend.sizes import SHORT
 
+pytestmark = pytest.mark.slow
+
 NAMES = [probe.name for probe in PROBES]
 SLICE = [
     "init.alloc:greedy",

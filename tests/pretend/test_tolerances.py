@@ -10,6 +10,8 @@ from selftest.tensor_cores import CORES, FP8_CORES
 
 from pretend import sweep
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (64, 1040, 4096)  # `make pretend` uses more
 CASES = list(sweep.cases())
 HALVES = [(generation, kind) for generation, kind in CASES if kind in ("fp16", "bf16")]

@@ -7,6 +7,7 @@ pytest.importorskip("torch")
 from selftest import documented
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_operations_say() -> None:
     assert documented.PAGE.read_text(encoding="utf-8") == documented.page(), "cd tests && python -m selftest.documented"
 

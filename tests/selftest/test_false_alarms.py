@@ -9,6 +9,8 @@ import pytest
 
 from selftest.reading import Frame, environment
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 ALARM_TRAITS = ("workaround", "needs_upcast", "accumulates_in_half", "not exact on integers", "refusal", "compute_mode")

@@ -44,6 +44,7 @@ def test_sums_of_many_bits_lose_nothing_and_wrong_ones_are_named() -> None:
     assert fp8_chains.measure(lambda a, b: 3 * (a.float() @ b.float()), SHAPE)["unexpected"] == 64
 
 
+@pytest.mark.slow
 def test_other_inputs_are_other_inputs() -> None:
     code = (
         "from gpu_plan import shifted_inputs; from envbuild.selftest.numerics import hashed_inputs; "
@@ -70,6 +71,7 @@ def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
     assert done.stdout == "played\n__main__ ['one']\n"
 
 
+@pytest.mark.slow
 def test_steps_run_from_start_to_end_on_the_cpu(tmp_path: Path) -> None:
     """The steps run the real self-test: while a process holds memory, and interrupted. The second time, no step that
     passed runs again."""

@@ -159,6 +159,7 @@ def runner():
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", (0, -1))
 def test_a_large_fault_is_detected_and_a_clean_run_is_not(runner: Runner, place: int) -> None:
     """The output of softmax, and the gradient: one element far beyond its tolerance, and one within rounding."""
@@ -215,6 +216,7 @@ def test_how_far_a_result_moves() -> None:
     assert units([math.nan, -4]) == units([math.inf, -4]) == math.inf
 
 
+@pytest.mark.slow
 def test_a_broken_comparison_lowers_the_detected_share() -> None:
     """The same injections, judged by the self-test's comparison and by one that leaves out every second element."""
     shares = []
@@ -254,6 +256,7 @@ def test_leftovers_of_a_fault_are_noticed(runner: Runner) -> None:
         worker.Campaign.check(campaign)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     """It makes the same injections as an uninterrupted campaign. An incomplete line is dropped. Results of different
     sources are refused."""
@@ -271,6 +274,7 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
         worker.run_injections("fft", 12, parts)
 
 
+@pytest.mark.slow
 def test_clean_runs(tmp_path: Path) -> None:
     """There is one run for each setting: the level, one or two threads, inputs at different addresses. Settings with a
     result in the file do not run again."""
@@ -284,6 +288,7 @@ def test_clean_runs(tmp_path: Path) -> None:
     assert not any(run.faults for run in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ("fft", "train.repeat"))
 def test_a_right_machine_passes_with_every_setting(probe: str, tmp_path: Path) -> None:
     """Complex views need an even offset, and two threads give other bits than one."""

@@ -156,6 +156,7 @@ def document(**changes: Any) -> dict[str, Any]:
     return {"profile": "sample", "lock": "0" * 12, "job": job(**changes), "remedies": [ANY]}
 
 
+@pytest.mark.slow
 def test_one_line_where_all_is_well() -> None:
     done = run(document(probes=["gemm.exact", "attention.cudnn"], require=["gemm.exact"]))
     assert (done.returncode, done.stderr) == (0, "")
@@ -163,12 +164,14 @@ def test_one_line_where_all_is_well() -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_says_which_it_is_and_takes_its_share_of_the_processors() -> None:
     done = run(document(probes=["gemm.exact"]), RANK="7", LOCAL_RANK="3", LOCAL_WORLD_SIZE=str(os.cpu_count()))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("envbuild check: sample, rank 7 on ")
 
 
+@pytest.mark.slow
 def test_faults_go_to_stderr_with_a_remedy() -> None:
     done = run(document(probes=["env.libs"], expect={"distributions": {"torch": "9.9"}}), RANK="0")
     assert (done.returncode, done.stdout) == (5, "")
@@ -178,12 +181,14 @@ def test_faults_go_to_stderr_with_a_remedy() -> None:
     assert last == "    fix: look"
 
 
+@pytest.mark.slow
 def test_where_nothing_passed_nothing_is_well() -> None:
     done = run(document(probes=["attention.cudnn"]))
     assert (done.returncode, done.stdout) == (5, "")
     assert "  attention.cudnn: skipped\n    needs a GPU" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_required_gpu_that_is_not_there_is_wrong() -> None:
     done = run(document(device="cuda", probes=["env.identity"], require=["env.identity"]), CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (5, "")
@@ -196,6 +201,7 @@ def test_ranks_without_a_device_are_refused_before_torch_is_loaded() -> None:
     assert "local rank 2 has no device of its own" in done.stderr
 
 
+@pytest.mark.slow
 def test_threads_that_wait_do_not_spin() -> None:
     """With threads that spin, a check took ten times as long on a shared machine (measured)."""
     code = (

@@ -12,6 +12,8 @@ from envbuild.facts import probe_catalogue_reader
 from selftest import probe_versions
 from selftest.probe_versions import CODE, ROOT, code
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:

@@ -17,6 +17,8 @@ pytest.importorskip("torch")
 from envbuild.selftest.probes.probe_catalogue import PROBES
 from selftest.test_false_alarms import alarms
 
+pytestmark = pytest.mark.slow
+
 CATALOGUE = [probe.name for probe in PROBES]
 QUICK = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs != "script"]
 ON_GPUS = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs == "cuda"]

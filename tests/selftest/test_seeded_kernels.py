@@ -32,6 +32,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "failure", "words"), WRONG)
 def test_a_wrong_kernel_is_caught_and_located(seeds: dict[str, Frame], seed: str, failure: str, words: str) -> None:
     frame = seeds[seed]

@@ -99,6 +99,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return seeding.operations(tmp_path_factory.mktemp("operations"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "failure", "words"), WRONG)
 def test_a_wrong_operation_is_caught_and_located(seeds: dict[str, Frame], seed: str, failure: str, words: str) -> None:
     frame = seeds[seed]

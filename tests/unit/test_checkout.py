@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # Tests that read tracebacks and their own paths, start Python, pipe through a shell, or read the checkout.
 SLICE = (

@@ -251,6 +251,7 @@ def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_THEIR_TIME and any(lines(page))])
 def test_commands_run(page: str, folder: Path) -> None:
     """All commands of a page run in one folder, in the order of the page."""
@@ -315,6 +316,7 @@ def test_a_decision_has_the_form_of_a_record_and_at_most_350_words(file: Path) -
     assert len(text.split()) <= 350
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """In strict mode, broken links and anchors and pages that are missing in the menu are errors."""
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
@@ -330,6 +332,7 @@ def consoles(page: str) -> list[tuple[str, str]]:
     return [(command, output) for command, _, output in found]
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_its_commands_print(folder: Path) -> None:
     """Run in a folder that contains the example log. Texts from the checkout's profiles are compared with the
     checkout."""

@@ -52,6 +52,7 @@ def test_only_a_negated_noun_is_an_idiom(tmp_path: Path, text: str, code: int) -
     assert seeded(tmp_path, text).returncode == code
 
 
+@pytest.mark.slow
 def test_lint_runs_it_and_this_checkout_has_no_idiom() -> None:
     recipe = (CHECKOUT / "Makefile").read_text(encoding="utf-8").split("\nlint:")[1].split("\n\n")[0]
     assert "scripts/plain_words.py" in recipe

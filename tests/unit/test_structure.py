@@ -130,6 +130,7 @@ def calls(name: str) -> set[str]:
     return {ast.unparse(node.func) for node in ast.walk(tree(name)) if isinstance(node, ast.Call)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in REST if name != "envbuild"])
 def test_imports_go_one_way(name: str) -> None:
     assert {other for other in own_imports(name) if layer(other) > layer(name)} == set()
@@ -224,6 +225,7 @@ def test_only_one_module_starts_processes(name: str) -> None:
     assert name == "envbuild.util.host_processes" or not imports(name) & {"subprocess", "multiprocessing", "pty"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REST)
 def test_only_the_command_line_exits_and_prints(name: str) -> None:
     exits = {"sys.exit", "exit", "quit", "os._exit", "SystemExit"}
@@ -237,6 +239,7 @@ def test_init_files_are_empty(file: Path) -> None:
     assert file.read_bytes() == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if FILES[name].name not in ("__init__.py", "__main__.py")])
 def test_modules_and_long_definitions_have_docstrings(name: str) -> None:
     assert ".cli." in name or ast.get_docstring(tree(name)), "the module has no docstring"
@@ -268,6 +271,7 @@ def import_all(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported() -> None:
     """As no import is circular, each module can then also be imported first. The self-test's modules and the others
     are imported in separate processes, because no program imports both."""

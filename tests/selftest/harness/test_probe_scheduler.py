@@ -43,6 +43,7 @@ def expect(frame: Frame, failure: str, **fields: object) -> None:
         assert frame[name] == value, (name, frame)
 
 
+@pytest.mark.slow
 def test_a_good_probe_passes_with_its_figure_and_the_jobs_threads(faults: dict[str, Frame]) -> None:
     frame = faults["good"]
     assert (frame["status"], frame["failure"], frame["at"], frame["detail"]) == ("passed", None, None, None)
@@ -187,6 +188,7 @@ def test_a_detail_is_bounded(faults: dict[str, Frame]) -> None:
     assert all(len(detail.encode()) <= 8192 for detail in details)
 
 
+@pytest.mark.slow
 def test_a_deeper_probe_runs_only_where_its_level_or_its_name_is_asked(
     tmp_path: Path, faults: dict[str, Frame]
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_deeper_probe_runs_only_where_its_level_or_its_name_is_asked(
     assert list(outcomes(required)) == ["good", "deep"]
 
 
+@pytest.mark.slow
 def test_a_memory_cap_holds_for_the_probe(tmp_path: Path) -> None:
     document = job(probes=["good", "gigabyte"], memory_mb=512)
     frames, _, _ = run("limits", document, tmp_path / "frames")
@@ -203,6 +206,7 @@ def test_a_memory_cap_holds_for_the_probe(tmp_path: Path) -> None:
     expect(results["gigabyte"], "oom")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interruption_ends_the_probe_too(tmp_path: Path, number: signal.Signals) -> None:
     note = tmp_path / "pid"
@@ -217,10 +221,12 @@ def test_an_interruption_ends_the_probe_too(tmp_path: Path, number: signal.Signa
         read((tmp_path / "frames").read_bytes())  # no end frame: never taken for a finished run
 
 
+@pytest.mark.slow
 def test_the_parent_calls_nothing_of_torch(tmp_path: Path) -> None:
     assert parents_calls("faults", "good", tmp_path) == {"calls": [], "threads": 1}
 
 
+@pytest.mark.slow
 def test_a_parent_that_calls_torch_would_be_seen(tmp_path: Path) -> None:
     calls = parents_calls("limits", "touching", tmp_path)["calls"]
     assert "is_available" in calls and any(call.endswith("zeros") for call in calls)

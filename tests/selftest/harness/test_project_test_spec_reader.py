@@ -39,6 +39,7 @@ def frames_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]
     return {**outcomes(frames), "run": {"stderr": err, "folders": folders}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(scripts.RIGHT))
 def test_a_script_that_comes_to_its_end_passes(frames_by_name: dict[str, Frame], name: str) -> None:
     frame = frames_by_name[name]
@@ -147,6 +148,7 @@ def by_job(**fields: Any) -> tuple[int, dict[str, Frame]]:
     return done.returncode, outcomes(read(done.stdout))
 
 
+@pytest.mark.slow
 def test_a_job_brings_shapes_and_a_script() -> None:
     own = {
         "shapes": [{**SHAPE, "bias": True}, {**SHAPE, "layout": "tt"}],
@@ -160,6 +162,7 @@ def test_a_job_brings_shapes_and_a_script() -> None:
     assert (found["own.script"]["status"], found["own.script"]["reason"]) == ("failed", "no")
 
 
+@pytest.mark.slow
 def test_a_job_brings_shapes_of_attention() -> None:
     shape = {"heads": 3, "length": 77, "depth": 40, "dtype": "bf16"}
     own = {"shapes": [SHAPE, shape, {**shape, "causal": True, "dtype": "fp32"}]}
@@ -208,6 +211,7 @@ def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor
     return context
 
 
+@pytest.mark.slow
 def test_a_script_that_is_asked_for_and_not_brought_is_skipped() -> None:
     status, found = by_job(probes=["own.script"])
     assert (status, found["own.script"]["status"]) == (0, "skipped")

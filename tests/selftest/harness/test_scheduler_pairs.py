@@ -19,6 +19,8 @@ from selftest.harness.test_probe_scheduler import is_over, wait_for
 from selftest.harness.test_scheduler_starts import probe
 from selftest.reading import Frame, job, outcomes, run, start
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"work{index}" for index in range(4)] + ["alone", "more0", "more1", "untouched", "last"]
 PLENTY = 16 << 30  # bytes
 

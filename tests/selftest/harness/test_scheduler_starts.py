@@ -100,6 +100,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
     return [(what, float(moment)) for what, _, moment in lines]
 
 
+@pytest.mark.slow
 def test_probes_work_one_after_the_other_in_order(notes: list[tuple[str, float]]) -> None:
     worked = [what for what, _ in sorted(notes, key=lambda line: line[1]) if not what.startswith("start")]
     names = [f"work{index}" for index in range(4)] + ["alone", "more0", "more1", "untouched", "last"]
@@ -126,6 +127,7 @@ def test_nothing_starts_while_a_probe_runs_alone(notes: list[tuple[str, float]])
     assert begun == ended == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_interruption_leaves_none_that_was_started(tmp_path: Path, number: signal.Signals) -> None:
     libraries = {**stubs.build(tmp_path), **SMALL, "ENVBUILD_TEST_NOTES": str(tmp_path / "notes")}

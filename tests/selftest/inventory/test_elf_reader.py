@@ -49,6 +49,7 @@ def test_a_file_cut_anywhere_is_read_as_far_as_it_goes(cublas: Path) -> None:
         assert (elf_reader.read(str(cublas)) is None) == (length < 64)
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_no_byte_that_is_changed_breaks_the_reader(cublas: Path) -> None:
     whole = cublas.read_bytes()

@@ -96,6 +96,7 @@ def test_a_file_is_classified_by_name_and_content(tmp_path: Path) -> None:
         assert extension_file_reader.module_of(name) == module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NVCC, reason="no nvcc to compile with")
 @pytest.mark.parametrize("packing", ["", "--no-compress", "-Xfatbin -compress-all"])
 def test_output_of_nvcc_is_read(packing: str, tmp_path: Path) -> None:

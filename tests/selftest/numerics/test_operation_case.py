@@ -64,6 +64,7 @@ def changes(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
             yield f"element {position} of input {index}", given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters(case: Case) -> None:
     expected = case.expected()

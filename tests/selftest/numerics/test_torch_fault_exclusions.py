@@ -135,6 +135,7 @@ REPRODUCTIONS: dict[str, Callable[[], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.name)
 def test_torch_is_wrong_where_a_result_is_left_out(fault: KnownFault) -> None:
     if fault.device == "cuda" and not torch.cuda.is_available():

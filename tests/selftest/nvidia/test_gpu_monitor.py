@@ -29,6 +29,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return results(tmp_path_factory.mktemp("monitor"), "sound", *FAULTS, "slowly", "denied", "without ecc", "lost")
 
 
+@pytest.mark.slow
 def test_a_sound_gpu_is_described_and_nothing_more(frames: dict[str, Frame]) -> None:
     frame = frames["sound"]
     assert (frame["status"], frame["failure"], frame["detail"]) == ("passed", None, None), frame
@@ -85,6 +86,7 @@ def test_growth_and_clock_limits_are_noted(frames: dict[str, Frame]) -> None:
     assert summary["grew"] == grown
 
 
+@pytest.mark.slow
 def test_a_link_below_what_it_can_be_is_noted_where_the_gpu_worked(tmp_path: Path) -> None:
     slow = {**stubs.build(tmp_path), "STUB_GENERATION": "3"}
     summaries = [
@@ -95,6 +97,7 @@ def test_a_link_below_what_it_can_be_is_noted_where_the_gpu_worked(tmp_path: Pat
     assert "pcie_below_most" not in summaries[1]
 
 
+@pytest.mark.slow
 def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
     """NVML has neither error counts nor remapped rows for it from the start."""
     found = results(tmp_path, "sound", "xid", **stubs.build(tmp_path), STUB_ERROR="3")
@@ -102,6 +105,7 @@ def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
     assert "Xid 79" in found["xid"]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "answers", "why"),
     [
@@ -118,6 +122,7 @@ def test_without_a_driver_nothing_fails_and_that_is_noted(
     assert frame["status"] == "passed" and why in frame["traits"]["unwatched"], frame
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "why"),
     [("hangs", "NVML's monitor: no answer after 5 s"), ("crashes", "NVML's monitor: died of SIGABRT")],
@@ -136,6 +141,7 @@ def test_the_monitor_ends_with_its_harness() -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
+@pytest.mark.slow
 def test_the_parent_calls_nothing_of_torch_and_has_no_thread(tmp_path: Path) -> None:
     watched = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_PROFILE": "1"}
     _, _, err = run("monitored", job(device="cuda", probes=["sound", "ecc"]), tmp_path / "frames", **watched)

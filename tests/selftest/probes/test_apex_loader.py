@@ -50,6 +50,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return seeding.apexes(tmp_path_factory.mktemp("apexes"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "failure", "words"), WRONG)
 def test_a_wrong_apex_is_caught_and_located(seeds: dict[str, Frame], seed: str, failure: str, words: str) -> None:
     frame = seeds[seed]

@@ -44,6 +44,7 @@ def ids(case: Case) -> str:
 CASES = [case for operation in OPERATIONS for case in sampled(operation)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters(case: Case) -> None:
     expected = case.expected()
@@ -182,6 +183,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("probe", "name", "wrong", "words"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_wrong_kernel_is_found_and_named(
     monkeypatch: pytest.MonkeyPatch, probe: Callable[[Context], None], name: str, wrong: Any, words: str
@@ -192,6 +194,7 @@ def test_a_wrong_kernel_is_found_and_named(
     assert context.faults and all(words in fault.reason for fault in context.faults[:1]), context.faults[:1]
 
 
+@pytest.mark.slow
 def test_a_right_kernel_passes_and_says_what_is_covered() -> None:
     for probe, operations in ((ATTENTION, attention_sampled_cases.OPERATIONS), (NORMS, norm_sampled_cases.OPERATIONS)):
         context = Context(JobDocument("0" * 32, level="quick", seed=SEED))

@@ -217,6 +217,7 @@ def test_without_a_usable_key_the_registry_is_not_contacted(
     assert (done.code, words in done.stderr) == (code, True), done.stderr
 
 
+@pytest.mark.slow
 def test_one_changed_byte_is_refused(pushed: Site) -> None:
     """This holds for each statement that is checked; the SBOM is not."""
     blobs = dict(pushed.registry.blobs)
@@ -551,6 +552,7 @@ def test_a_child_that_replaces_nothing_is_verified(pushed: Site, packed: str) ->
     assert child_reasons(pushed) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
@@ -627,6 +629,7 @@ WINDOW = b"\x28\xb5\x2f\xfd\x00\xa0" + b"\x01\0\0"
 ENDLESS = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\x01\0\0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"\x28\xb5\x2f\xfdx", "malformed"), (zstandard.compress(layer(("a", "file"))), "digest"),

@@ -75,6 +75,7 @@ def publish_during(registry: Registry, line: str, *others: tuple[str, Signer | N
 WRITES = [f"PUT /v2/team/sample/manifests/{TAG}", f"PUT /v2/team/sample/manifests/{TAG}-.*", ".*blobs/uploads/.*"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [*WRITES, "GET /v2/team/sample/tags/list"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_two_machines_that_publish_at_the_same_time_lose_nothing(registry: Registry, line: str, before: int) -> None:

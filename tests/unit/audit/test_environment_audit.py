@@ -254,6 +254,7 @@ def test_torch_for_the_cpu_where_a_gpu_is_wanted(place: Place) -> None:
     assert place.judged(Expected()).clean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architectures", "severity"),
     [("sm_80 sm_86", "defect"), ("sm_80 compute_80", "warn"), ("sm_90a", None), ("sm_90 sm_100", None), ("", None)],
@@ -362,6 +363,7 @@ def lock(**versions: str) -> Lock:
     return cast(Lock, SimpleNamespace(python="3.4", versions=versions))
 
 
+@pytest.mark.slow
 def test_differences_from_the_lock_are_reported(place: Place) -> None:
     wanted = dataclasses.replace(H20, lock=lock(torch="2.3.0", numpy="2.0.0"))
     text = the(place.judged(wanted), "not-as-locked").message

@@ -98,6 +98,7 @@ def test_modules_that_the_profile_asks_for(place: tuple[Path, Environment]) -> N
     assert "kernels, own.host" in environment_audit.assess("it", without, ASKED).findings[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architectures", "wanted", "severity"),
     [("sm_80", H20, "warn"), ("sm_80", ASKED, "defect"), ("compute_80", H20, "warn"), ("sm_80", Expected(), None)],

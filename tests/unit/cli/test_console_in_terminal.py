@@ -168,6 +168,7 @@ def test_a_very_narrow_terminal_cuts_the_note_then_the_name(columns: int) -> Non
         assert [line.split()[0] for line in times] == ["passed", "failed", "running"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("activity", ["short", LONG, "two\nlines \x1b[2J"])
 def test_a_note_is_printed_above_the_progress_and_nothing_else_is_left(columns: int, activity: str) -> None:

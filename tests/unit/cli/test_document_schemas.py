@@ -35,6 +35,7 @@ def test_each_command_with_json_has_a_schema() -> None:
     assert found - {"export schema"} == set(document_schemas.DOCUMENTS) - {"--version"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", document_schemas.DOCUMENTS)
 def test_each_schema_is_valid_and_closed(name: str) -> None:
     schema = document_schemas.document_schema(name)
@@ -44,6 +45,7 @@ def test_each_schema_is_valid_and_closed(name: str) -> None:
     assert list(Draft202012Validator(schema).iter_errors({"nothing": 1}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "code"),
     [

@@ -156,6 +156,7 @@ def test_help_lists_every_exit_code() -> None:
     assert {kind.code for kind in kinds} - {errors.EnvbuildError.code} <= documented
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -617,6 +618,7 @@ def test_schema_prints_the_schema() -> None:
 # in a separate process
 
 
+@pytest.mark.slow
 def test_real_processes_exit_with_their_code_and_no_traceback(locked: Lock, project: Path) -> None:
     with ThreadPoolExecutor() as pool:
         shown = pool.submit(spawned, "show", "sample", "--json")
@@ -658,6 +660,7 @@ def test_foreign_text_reaches_no_terminal_raw(where: str, monkeypatch: pytest.Mo
     assert json.loads(envbuild("show", "--json").stdout)["error"]["kind"] == "check"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["export schema", "show", "show cpu", "status --help", "advisories"])
 @pytest.mark.parametrize("lines", ["c 0", "n 1"])
 def test_a_closed_output_is_not_a_fault(project: Path, command: str, lines: str) -> None:
@@ -669,6 +672,7 @@ def test_a_closed_output_is_not_a_fault(project: Path, command: str, lines: str)
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -42,6 +42,7 @@ def test_the_name_of_a_gpu_stands_for_its_shipped_profile(name: str, profile: st
     assert (done.code, done.stdout, done.stderr) == (0, envbuild("show", profile).stdout, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", SUPPORTED)
 def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path) -> None:
     loaded = profile_reader_and_overrides.unwritten(gpu)

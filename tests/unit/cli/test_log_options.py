@@ -29,6 +29,7 @@ def test_v_is_known_below_a_group() -> None:
     assert run("advisories", "-vv").returncode == 0
 
 
+@pytest.mark.slow
 def test_debug_prints_the_traceback_in_addition_to_the_error() -> None:
     plain, debug = run("show", "nosuch"), run("show", "nosuch", "--debug")
     assert plain.returncode == debug.returncode == 3

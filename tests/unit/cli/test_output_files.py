@@ -54,6 +54,7 @@ def ready(tested: list[str], project: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tested
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "name"), WRITING)
 def test_a_missing_folder_is_made_and_said(ready: list[str], project: Path, arguments: list[str], name: str) -> None:
     for number, expected in enumerate(("made folder new/folder\n", "")):
@@ -75,6 +76,7 @@ def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
     assert "file: is not a folder" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "name"), WRITING)
 def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments: list[str], name: str) -> None:
     before = sorted(project.rglob("*"))

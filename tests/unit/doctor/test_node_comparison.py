@@ -293,6 +293,7 @@ def srun(machine: Bench) -> list[str]:
     return ["--cluster", "slurm"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", [ssh, srun])
 def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench], list[str]]) -> None:
     result = machine.doctor(*through(machine), "--json", root=False)
@@ -305,6 +306,7 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
     assert failed["same.driver"] == "node3 has 535.104.05; the other 3 nodes have 550.54.15"
 
 
+@pytest.mark.slow
 def test_ssh_never_asks_and_takes_no_host_for_an_option(machine: Bench) -> None:
     machine.doctor(*ssh(machine), root=False)
     commands = (machine.folder / "asked").read_text().splitlines()

@@ -16,6 +16,8 @@ from envbuild.doctor.profile_hardware_needs import Need
 from unit.doctor.bench import NOWHERE, Bench, bench, needs_disk
 from unit.support import CommandResult
 
+pytestmark = pytest.mark.slow
+
 H20, H200 = "name=NVIDIA H20", "name=NVIDIA H200,total=141"
 
 

@@ -17,6 +17,8 @@ from selftest import stubs
 from unit.doctor.bench import NOWHERE, Bench, bench, needs_disk, needs_unshare
 from unit.support import CommandResult
 
+pytestmark = pytest.mark.slow
+
 XID = "4,900,12,-;NVRM: Xid (PCI:0000:1a:00): {}, pid=4711, name=python, {}\n"
 
 

@@ -96,6 +96,7 @@ def test_the_halves_of_the_recent_logs_are_chosen_by_the_hash_of_the_name() -> N
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [part for part in PARTS if part != UNSEEN])
 def test_precision_and_recall(part: str) -> None:
     score = corpus.score(case for case in CASES if case.part == part)
@@ -125,6 +126,7 @@ def test_no_advisory_is_named_for_crashes_without_a_known_cause() -> None:
     assert sum(any(match.advisory for match in corpus.explained(case).matches) for case in without) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cause", "message"), MESSAGES)
 def test_each_message_names_its_cause(cause: str, message: str) -> None:
     assert causes(message) == [cause]

@@ -201,6 +201,7 @@ def test_the_sections_of_a_cause() -> None:
     assert "Xid 94 (line 5): contained ECC error; drain the node" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("markdown", [False, True])
 def test_lines_have_at_most_100_columns(markdown: bool) -> None:
     for case in corpus.cases()[::7]:

@@ -92,6 +92,7 @@ def test_each_of_many_logs_keeps_its_share_of_the_end(size: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_pattern_finds_no_less_by_its_anchors() -> None:
     """The search is compared with trying every pattern on every line of every log, and on every joined line."""
     for case in corpus.cases():
@@ -125,6 +126,7 @@ def test_the_text_that_a_pattern_requires(pattern: str, needed: tuple[bytes, ...
     assert required_texts.computed_texts(re.compile(pattern, re.IGNORECASE | re.ASCII)) == needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "budget"), [("training", 1.0), ("words", 2.0), ("repeats", 1.0), ("binary", 1.0), ("one line", 1.0)]
 )

@@ -37,6 +37,7 @@ def causes(text: str) -> list[str]:
     return [match.id for match in explanation_of(text).matches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", INNOCENT)
 def test_a_line_that_only_looks_like_a_cause_has_none(message: str) -> None:
     assert causes(message) == []
@@ -144,6 +145,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_messages_are_recognised_in_other_forms(form: str) -> None:
     sample = MESSAGES[::5]

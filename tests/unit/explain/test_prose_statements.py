@@ -132,6 +132,7 @@ def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str)
     assert statement not in statements(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "cause"),
     [

@@ -166,6 +166,7 @@ def test_every_name_in_the_facts_means_its_model_in_any_case() -> None:
             assert [found.id for found in gpu_name_lookup.candidates(written)] == [model], written
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.sampled_from(NAMED), st.randoms(), st.sampled_from(AHEAD), st.sampled_from(BEHIND), st.sampled_from(" -_"))
 def test_a_gpu_name_gives_its_model_in_every_spelling(

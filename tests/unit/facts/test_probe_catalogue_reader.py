@@ -16,6 +16,7 @@ from unit.support import envbuild
 ROOT = Path(probe_catalogue_reader.__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_catalogue_is_the_one_of_the_selftest() -> None:
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "envbuild.selftest", "--list"]

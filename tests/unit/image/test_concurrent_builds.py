@@ -91,6 +91,7 @@ def until(probe: Callable[[], bool], place: Place) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_builds_in_one_engine_wait_for_each_other_and_report_it(place: Place) -> None:
     first = place.start("a")
     until(lambda: place.log() == ["begin a"], place)
@@ -126,6 +127,7 @@ def test_a_build_does_not_wait_for_a_killed_process(place: Place) -> None:
     assert second.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_builds_in_different_engines_or_builders_do_not_wait(place: Place) -> None:
     for name, engine, builder in (("a", "one", ""), ("b", "one", "farm"), ("c", "two", "")):
         place.start(name, engine, builder)

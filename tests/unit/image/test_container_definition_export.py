@@ -208,6 +208,7 @@ def moved(script: str, folder: Path) -> str:
     return script.replace("/opt/", f"{folder}/opt/").replace("/var/lib/apt", f"{folder}/apt")
 
 
+@pytest.mark.slow
 def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock], project: Path) -> None:
     folder, lock = prepared
     profile = profile_of(project, PROFILE).profile
@@ -221,6 +222,7 @@ def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock
     assert update == "update" and {"python3-venv", "less"} < set(packages.split())
 
 
+@pytest.mark.slow
 def test_an_override_that_does_not_hold_fails_in_the_definition(prepared: tuple[Path, Lock], project: Path) -> None:
     folder, lock = prepared
     text = container_definition_export.apptainer_definition(lock, profile_of(project, PROFILE).profile, "sample")
@@ -229,6 +231,7 @@ def test_an_override_that_does_not_hold_fails_in_the_definition(prepared: tuple[
     assert done.returncode == 1 and f"torch 2.3.1 has requirement {CUBLAS}==" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_changed_hash_fails_in_the_definition_and_in_the_dockerfile(
     prepared: tuple[Path, Lock], project: Path
 ) -> None:

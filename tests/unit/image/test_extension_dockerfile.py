@@ -411,6 +411,7 @@ def shape(found: list[Instruction]) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) -> None:
     (project / "profiles" / "parent.yaml").write_text("description: parent\n", encoding="utf-8")
@@ -440,6 +441,7 @@ def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) 
             assert not any(set(word) & set("\n\r\0\"'`$;\\") for word in words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", sorted(set(FIELDS) - FREE))
 def test_only_descriptions_and_environment_values_are_free_text(project: Path, field: str) -> None:
     accepted = [value for value in HOSTILE if not isinstance(outcome(project, field, value), ProfileError)]
@@ -542,6 +544,7 @@ def test_the_walk_finds_every_text_of_a_lock(project: Path) -> None:
     assert found == set(lock_fields())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [f for f in lock_fields() if "environment." not in f or f.endswith("LANG")])
 def test_a_hostile_lock_is_refused_or_renders_to_the_same_instructions(project: Path, field: str) -> None:
     for sample in locks(project):

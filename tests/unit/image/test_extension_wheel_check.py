@@ -244,6 +244,7 @@ def test_a_file_that_is_longer_than_it_says_is_damaged(tmp_path: Path) -> None:
     assert any("'zeros' is damaged" in fault for fault in found), found
 
 
+@pytest.mark.slow
 def test_no_cut_and_no_changed_byte_ends_in_a_traceback(tmp_path: Path) -> None:
     whole = wheel(tmp_path, GOOD).read_bytes()
     for at in range(0, len(whole), 11):

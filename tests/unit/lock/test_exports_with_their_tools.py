@@ -38,6 +38,8 @@ from .overridden import (
     write_wheels,
 )
 
+pytestmark = pytest.mark.slow
+
 UV = wheel_resolution_and_download.uv_binary()
 
 

@@ -82,6 +82,7 @@ def test_a_commit_is_taken_byte_for_byte_and_named_by_its_tree(project: Path, re
     }.items()
 
 
+@pytest.mark.slow
 def test_an_older_commit_is_had_too_and_once(project: Path, repository: Path) -> None:
     first = git(repository, "rev-parse", "HEAD")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "second")
@@ -91,6 +92,7 @@ def test_an_older_commit_is_had_too_and_once(project: Path, repository: Path) ->
     assert take(item).digest == first
 
 
+@pytest.mark.slow
 def test_two_may_fetch_one_commit_at_once(project: Path, repository: Path) -> None:
     item = from_git(project, repository)
     first = take(item)
@@ -203,6 +205,7 @@ def test_a_variable_that_the_source_does_not_read_is_refused(project: Path, repo
     assert "do not mention KERNELS_GONE" in fault.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["KERNELS", "KERNELS_CUD", "ERNELS_CUDA", "KERNELS_TESTED"])
 def test_part_of_a_word_and_a_test_do_not_count_as_a_mention(project: Path, repository: Path, name: str) -> None:
     error = refused(from_git(project, repository, build={"env": {name: "1"}}))
@@ -245,6 +248,7 @@ def packed(folder: Path, *records: tuple[dict[str, str], tarfile.TarInfo]) -> di
     return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "url": file.as_uri()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "headers",
     [

@@ -450,6 +450,7 @@ def test_the_compiler_of_an_extension_is_locked_with_the_image(project: Path, li
     assert made.stale(plan_of(project, {**data, "extensions": []})) == ["extensions"]
 
 
+@pytest.mark.slow
 def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links: Path) -> None:
     data = compiled(links)
     made = lock_creation_and_update.update_lock(plan_of(project, data), None)
@@ -506,6 +507,7 @@ def packaged(links: Path) -> dict[str, Any]:
     return {**compiled(links), **base, "toolchain": "debian"}
 
 
+@pytest.mark.slow
 def test_debian_packages_of_nvcc_are_locked_in_addition_to_those_of_the_image(
     project: Path, links: Path, mirror: Mirror
 ) -> None:

@@ -35,7 +35,10 @@ from unit.repair.test_repair_run import recorded
 from unit.site import new_key
 from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, profile_of
 
-pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11"),
+]
 VARIABLES = (
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",

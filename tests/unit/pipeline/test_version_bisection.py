@@ -370,6 +370,7 @@ def test_releases_that_fit_come_oldest_first_from_every_place(served: Index) -> 
     assert found_releases() == [*RELEASES, "2.2+cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("oldest", "newest", "expected"),
     [

@@ -45,6 +45,7 @@ def started(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_program_loads_the_fixed_library_although_torch_has_an_rpath(place: Place) -> None:
     before = test_repair_run.hashes(place.prefix)
     done = started(place, "--", str(place.python), str(place.prefix.parent / "train.py"))
@@ -59,6 +60,7 @@ def test_a_program_loads_the_fixed_library_although_torch_has_an_rpath(place: Pl
     assert again.stdout == "12.4.5\n", "the folder is checked, and written again"
 
 
+@pytest.mark.slow
 def test_where_the_loader_follows_it_ld_library_path_is_enough(place: Place) -> None:
     test_repair_plan.with_runpath(place)
     done = started(place, "--python", str(place.prefix), "--json", "--", "program", "--its-option")
@@ -69,6 +71,7 @@ def test_where_the_loader_follows_it_ld_library_path_is_enough(place: Place) -> 
     assert document["commands"][0]["argv"] == ["program", "--its-option"]
 
 
+@pytest.mark.slow
 def test_a_library_that_torch_bundles_is_replaced_too(place: Place) -> None:
     shutil.rmtree(place.site / "torch-2.3.1.dist-info")
     shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
@@ -80,6 +83,7 @@ def test_a_library_that_torch_bundles_is_replaced_too(place: Place) -> None:
     assert "LD_PRELOAD=" in done.stderr
 
 
+@pytest.mark.slow
 def test_another_file_that_is_loaded_is_a_warning(place: Place) -> None:
     """The program opens torch's own copy by its path."""
     path = place.site / "nvidia/cublas/lib/libcublas.so.12"
@@ -88,6 +92,7 @@ def test_another_file_that_is_loaded_is_a_warning(place: Place) -> None:
     assert f"WARNING: not the fixed file: {path}" in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_to_fix_starts_the_program_unchanged(tmp_path: Path) -> None:
     place = placed(tmp_path, good)
     (tmp_path / "train.log").write_text(LOG)
@@ -96,6 +101,7 @@ def test_nothing_to_fix_starts_the_program_unchanged(tmp_path: Path) -> None:
     assert "nothing to fix" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_fix_that_needs_another_torch_version_is_refused(place: Place) -> None:
     shutil.rmtree(next(place.site.glob("torch-*")))
     place.made.torch("2.7.1+cpu", cuda=None)

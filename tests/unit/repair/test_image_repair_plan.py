@@ -96,6 +96,7 @@ def test_the_edit_leaves_packages_that_accept_the_new_version(place: Place) -> N
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("user", "first", "last"),
     [
@@ -200,6 +201,7 @@ def test_a_variable_that_leads_to_an_old_copy_is_left_to_the_user(
 HOSTILE = ["a'b $(touch hacked) `touch hacked`", "#", "<<EOF", "x && touch hacked", "-rf /"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_a_hostile_image_stay_words(place: Place, tmp_path: Path, text: str) -> None:
     """The paths and names that the image's Python returns. Each line is run by a shell that has only harmless

@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path.resolve() / "installed"
 
 
+@pytest.mark.slow
 def test_the_override_holds_with_pip_and_with_uv(lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = install(lock, folder)
     assert len(done.installed) == 4 and done.state == "installed"
@@ -90,6 +91,7 @@ def test_the_override_holds_with_pip_and_with_uv(lock: Lock, folder: Path, monke
     assert refused.returncode and "conflicting dependencies" in refused.stderr, "pip reads the constraints by itself"
 
 
+@pytest.mark.slow
 def test_the_audit_of_an_installed_lock_is_clean(project: Path, lock: Lock, folder: Path) -> None:
     """With the hashes of the locked wheels. A file that changed afterwards is reported."""
     loaded = profile_of(project, PROFILE)

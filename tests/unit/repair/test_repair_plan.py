@@ -149,6 +149,7 @@ def test_without_a_log_and_a_gpu_nothing_is_certain(place: Place) -> None:
     assert any("cublas-hopper-fpe" in note and "h20" in note for note in plan.diagnosis.notes)
 
 
+@pytest.mark.slow
 def test_without_a_log_the_gpu_can_be_named(place: Place) -> None:
     done = envbuild("fix", "--python", str(place.python), "--gpu", "NVIDIA H20")
     assert done.code == 0 and "nvidia-cublas-cu12==12.4.5.8" in done.stdout
@@ -321,6 +322,7 @@ def test_a_copy_that_an_upgrade_left_is_removed(tmp_path: Path) -> None:
     assert row.after_version == "12.4.5.8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", ["nvidia-cublas-cu12==12.5.2.13", "nvidia-cublas-cu12"])
 def test_a_copy_without_its_distribution_is_installed_before_it_is_missed(tmp_path: Path, required: str) -> None:
     """Without a known fault too: if the files were only removed, torch would not find the library."""
@@ -451,6 +453,7 @@ def test_words_of_a_log_never_reach_a_command(place: Place) -> None:
     assert all("hacked" not in word for command in plan.printed for word in command.argv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "version"),
     [("nvidia-evil @ https://evil.example/x.whl", "1"), ("nvidia-evil", "1 --index-url https://evil.example")],

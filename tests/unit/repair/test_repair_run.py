@@ -164,6 +164,7 @@ def venv(tmp_path: Path) -> Venv:
     return made_by_uv(tmp_path.resolve())
 
 
+@pytest.mark.slow
 def test_uv_fixes_it_and_undo_restores_every_file(venv: Venv, tmp_path: Path) -> None:
     """A second environment with the same hard links is not changed."""
     second = made_by_uv(tmp_path.resolve(), "second")
@@ -198,6 +199,7 @@ def with_pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_pip_fixes_it_and_a_later_pip_install_leaves_it(with_pip: Path, wheels: Path, tmp_path: Path) -> None:
     python = with_pip / "bin" / "python"
     pip: list[object] = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", wheels]
@@ -243,6 +245,7 @@ def project(tmp_path: Path) -> Venv:
     return Venv(folder / ".venv", log)
 
 
+@pytest.mark.slow
 def test_a_uv_project_is_fixed_and_stays_fixed(project: Venv) -> None:
     folder = project.prefix.parent
     before = contents(hashes(folder))
@@ -259,6 +262,7 @@ def test_a_uv_project_is_fixed_and_stays_fixed(project: Venv) -> None:
     assert project.cublas() == "12.1.3"
 
 
+@pytest.mark.slow
 def test_a_project_file_that_was_changed_since_is_left(project: Venv) -> None:
     project.fix("--apply")
     file = project.prefix.parent / "pyproject.toml"
@@ -312,6 +316,7 @@ def test_an_interrupted_fix_is_undone_by_the_user(venv: Venv) -> None:
     assert contents(venv.files()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["../outside", "/etc/outside", "venv/../../outside", "linked/outside"])
 def test_a_backup_of_another_author_cannot_reach_other_files(venv: Venv, tmp_path: Path, path: str) -> None:
     """An environment that was unpacked from an archive may contain a forged backup."""
@@ -329,6 +334,7 @@ def test_a_backup_of_another_author_cannot_reach_other_files(venv: Venv, tmp_pat
     assert venv.cublas() == "12.4.5"
 
 
+@pytest.mark.slow
 def test_without_hard_links_what_is_replaced_is_copied(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(95, "Operation not supported")
@@ -388,6 +394,7 @@ def test_a_log_that_another_program_writes_does_not_fail_the_fix(venv: Venv) -> 
     assert log.read_text() == "1\n2\n3\n"
 
 
+@pytest.mark.slow
 def test_an_environment_below_a_symlinked_folder_is_backed_up(venv: Venv) -> None:
     """Also if the undo names the real folder."""
     before = contents(venv.files())
@@ -424,6 +431,7 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
     assert venv.files() == before
 
 
+@pytest.mark.slow
 def test_a_plan_from_before_another_fix_is_refused(venv: Venv) -> None:
     """Two fixes that begin at the same time: the second waits for the first, and its plan is then outdated."""
     found = fix_command.read_explanation((str(venv.log),))
@@ -438,6 +446,7 @@ def test_a_plan_from_before_another_fix_is_refused(venv: Venv) -> None:
     assert venv.files() == before
 
 
+@pytest.mark.slow
 def test_the_environment_is_checked_while_no_other_fix_runs(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that began to use the files while this fix waited is noticed."""
     check, held = repair_run.require_changeable, list[bool]()

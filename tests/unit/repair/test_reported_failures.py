@@ -24,7 +24,10 @@ from unit.repair.test_repair_plan import LOG
 from unit.repair.test_repair_run import UV, Venv, contents, hashes, libraries, recorded, run
 from unit.support import envbuild
 
-pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with"),
+]
 local_index = test_repair_run.local_index
 OLDER_TORCH = "2.10.0"
 CUBLAS = (

@@ -102,6 +102,7 @@ def ratio(figure: dict[str, Any]) -> float:
 # no external resources
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads_without_a_complaint_and_asks_for_nothing(browser: Browser, site: Site, name: str) -> None:
     for address in (site.file(name), f"{site.address}/{name}.html"):
@@ -347,6 +348,7 @@ def test_it_prints_light_whole_and_without_its_menu(browser: Browser, site: Site
     assert bool(heights) == (name != "h20")
 
 
+@pytest.mark.slow
 def test_evidence_that_is_markup_stays_text(browser: Browser, site: Site) -> None:
     tags = "return [...new Set([...document.querySelectorAll('*')].map(one => one.tagName))].sort()"
     browser.open(site.file("lab"))

@@ -116,6 +116,7 @@ def test_a_profile_without_a_lock_says_so(project: Path) -> None:
     assert {pin["name"] for pin in found["pins"]} >= {"python", "torch"}
 
 
+@pytest.mark.slow
 def test_the_headline_has_the_next_command(world: Path) -> None:
     """With several GPUs, it names those without evidence."""
     found = page("cpu")

@@ -105,6 +105,7 @@ def test_sampled_cases_of_each_operation_are_counted(record: dict[str, Any]) -> 
     assert covered.part == pytest.approx(0.775)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("junk", JUNK)
 def test_coverage_that_is_not_as_it_should_be_is_left_out(record: dict[str, Any], junk: Any) -> None:
     for outcome in (junk, {"conv": junk}, {"conv": {"cases": junk, "pairs": junk, "of": junk}}):
@@ -156,6 +157,7 @@ def places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from places(value[0], (*trail, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", ["start", "environment", "engine", "gemm.crash", "gemm.accuracy", "perf.gemm", "dist.staged"]
 )

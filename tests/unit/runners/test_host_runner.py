@@ -86,6 +86,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
     done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json")
     assert done.code == 0, done.stderr
@@ -101,6 +102,7 @@ def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
     assert locked.versions["pip"] == "1.0", "the tools' versions do not count"
 
 
+@pytest.mark.slow
 def test_a_seed_is_drawn_recorded_and_shown_with_the_command_that_repeats_it(locked: Lock) -> None:
     command = ("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json", "--seed")
     drawn, other = (envbuild(*command, "random") for _ in range(2))
@@ -130,6 +132,7 @@ def test_python_s_own_variables_count(locked: Lock, tmp_path: Path, monkeypatch:
     assert "torch cannot be imported" in done.stderr and "the shadow" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_not_as_locked_fails(locked: Lock, project: Path) -> None:
     text = (project / "profiles" / "sample.yaml").read_text(encoding="utf-8")
     (project / "profiles" / "sample.yaml").write_text(text.replace('"packages": []', '"packages": ["nosuch==1"]'))
@@ -148,6 +151,7 @@ def test_a_python_without_torch_is_reported_once(locked: Lock, tmp_path: Path) -
     assert done.stderr.splitlines()[-1].endswith("No module named 'torch'")
 
 
+@pytest.mark.slow
 def test_output_and_notes_of_the_profiles_script_are_shown(project: Path) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("print('loss \\x1b[2J nan'); fail('a note'); raise ValueError('late')")
@@ -162,6 +166,7 @@ def test_output_and_notes_of_the_profiles_script_are_shown(project: Path) -> Non
     assert result["detail"].startswith("a note\n")
 
 
+@pytest.mark.slow
 def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("raise AssertionError('it ran')", encoding="utf-8")
@@ -183,6 +188,7 @@ def test_an_image_and_an_environment_are_two_things() -> None:
 # only the zip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--list"], "gemm.exact "), (["--probe", "gemm.exact"], "passed   gemm.exact")],

@@ -74,6 +74,7 @@ def test_the_remedies_are_those_of_the_advisories_that_a_result_names(project: P
     assert rows[-1]["when"] == {}, "there is one for whatever it is"
 
 
+@pytest.mark.slow
 def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) -> None:
     """Without torch, a complete file exits with 5, so an unnoticed cut would exit with 5 too."""
     text = rendered(project)
@@ -148,6 +149,7 @@ def test_a_broken_torch_is_not_reported_as_missing(project: Path, tmp_path: Path
     assert why in done.stderr and f"(torch is installed but broken: {stray})" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.version.cuda or torch.version.hip:
@@ -165,6 +167,7 @@ def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_
 # the command, and the file in this Python
 
 
+@pytest.mark.slow
 def test_an_environment_as_locked_passes_with_one_line(project: Path) -> None:
     lock_of_this_python(project, selftest={"level": "full", "require": ["env.libs", "train.step"]})
     assert envbuild("export", "check", "sample").stdout == "check-sample.py\n"
@@ -173,6 +176,7 @@ def test_an_environment_as_locked_passes_with_one_line(project: Path) -> None:
     assert done.stdout.startswith("envbuild check: sample: ")
 
 
+@pytest.mark.slow
 def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> None:
     lock_of_this_python(project, packages=["nosuch==1"])
     assert envbuild("export", "check", "sample", "-o", "out.py").code == 0

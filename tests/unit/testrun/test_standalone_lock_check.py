@@ -57,6 +57,7 @@ def test_it_prints_one_line_and_imports_no_torch(right: Path) -> None:
     assert "json" in done.stderr and "torch" not in done.stderr
 
 
+@pytest.mark.slow
 def test_eight_ranks_at_once_take_less_than_two_seconds_each_of_processor_time(right: Path) -> None:
     """Processor time, because other tests use the processors; the wall time is in docs/guides/cluster.md."""
     before = os.times()
@@ -76,6 +77,7 @@ def test_eight_ranks_at_once_take_less_than_two_seconds_each_of_processor_time(r
     assert used / 8 < 2
 
 
+@pytest.mark.slow
 def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +252,7 @@ def test_the_remedy_quotes_the_path_of_python(monkeypatch: pytest.MonkeyPatch) -
 # the GPU, from a stand-in of NVML
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cards", "expected"),
     [
@@ -350,6 +353,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "trained"), [("right", True), ("wrong", False)])
 def test_the_torchrun_examples(
     state: str, trained: bool, project: Path, programs: Path, request: pytest.FixtureRequest

@@ -101,6 +101,7 @@ def test_which_words_are_a_full_disk(output: str, full: bool) -> None:
     assert disk_space.lacked(output) is full
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [("show",), ("show", "--json"), ("--help",), ("export", "schema")])
 def test_output_that_cannot_be_written_causes_no_traceback(project: Path, arguments: tuple[str, ...]) -> None:

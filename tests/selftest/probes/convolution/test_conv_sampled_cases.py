@@ -23,6 +23,8 @@ from selftest.numerics.test_operation_case import (
     test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters as sensitive,
 )
 
+pytestmark = pytest.mark.slow
+
 OPERATION, OF_LAYERS = conv_sampled_cases.OPERATIONS
 SEEDS = (3, 19)
 FEW = 12

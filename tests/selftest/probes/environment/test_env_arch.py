@@ -27,6 +27,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return {name.partition(":")[2]: {**frame, "probe": "env.arch"} for name, frame in found.items()}
 
 
+@pytest.mark.slow
 def test_a_gpu_with_code_passes(seeds: dict[str, Frame]) -> None:
     assert seeds["right"]["status"] == "passed", seeds["right"]
     assert seeds["right"]["traits"]["compute_capability"] == "8.9"

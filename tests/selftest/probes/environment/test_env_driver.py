@@ -83,6 +83,7 @@ def named(result: Frame) -> list[str]:
     return [advisory.id for advisory in database.advisories() if advisory.matches(result)]
 
 
+@pytest.mark.slow
 def test_a_driver_that_fits_passes(recent: dict[str, Frame]) -> None:
     result = recent["env.driver:right"]
     assert result["status"] == "passed", result
@@ -103,6 +104,7 @@ def test_a_driver_older_than_declared_is_named(recent: dict[str, Frame]) -> None
     )
 
 
+@pytest.mark.slow
 def test_an_old_driver_is_named_with_its_advisory(tmp_path: Path) -> None:
     libraries = stubs.build(tmp_path, release="535.104.05")
     result = run_cases(tmp_path, libraries, "env.driver:compat")["env.driver:compat"]
@@ -134,6 +136,7 @@ def test_no_gpu_for_this_process_is_a_skip(recent: dict[str, Frame]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_driver_at_all_is_a_skip(tmp_path: Path) -> None:
     if nvidia_driver_query.kernel_module_version():
         pytest.skip("there is a driver")
@@ -141,6 +144,7 @@ def test_no_driver_at_all_is_a_skip(tmp_path: Path) -> None:
     assert result["status"] == "skipped" and result["reason"].startswith("no NVIDIA driver found: libcuda.so.1")
 
 
+@pytest.mark.slow
 def test_a_driver_whose_libraries_were_left_out_fails(tmp_path: Path) -> None:
     libraries = stubs.build(tmp_path, cuda=False)
     result = run_cases(tmp_path, libraries, "env.driver:right")["env.driver:right"]

@@ -82,6 +82,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return {name.partition(":")[2]: frame for name, frame in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "mode", "words"),
     [

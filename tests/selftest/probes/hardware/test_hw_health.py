@@ -23,6 +23,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return run_cases(folder, stubs.build(folder), *CASES)
 
 
+@pytest.mark.slow
 def test_a_healthy_gpu_passes_and_old_errors_are_only_noted(cases: dict[str, Frame]) -> None:
     frame = cases["right"]
     assert frame["status"] == "passed", frame
@@ -74,11 +75,13 @@ def test_an_error_without_information_about_the_gpu_is_noted(cases: dict[str, Fr
     assert error == {f"nvmlDeviceGet{name}": "Unknown Error" for name in readings}
 
 
+@pytest.mark.slow
 def test_without_nvml_it_is_a_skip(tmp_path: Path) -> None:
     frame = run_cases(tmp_path, stubs.build(tmp_path, nvml=False), "hw.health:right")["right"]
     assert frame["status"] == "skipped" and frame["reason"].startswith("libnvidia-ml.so.1 cannot be used")
 
 
+@pytest.mark.slow
 def test_without_libcuda_it_is_a_skip(tmp_path: Path) -> None:
     frame = run_cases(tmp_path, stubs.build(tmp_path, cuda=False), "hw.health:right")["right"]
     assert frame["status"] == "skipped" and "libcuda.so.1" in frame["reason"]

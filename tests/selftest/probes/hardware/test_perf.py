@@ -34,6 +34,7 @@ def test_without_a_datasheet_the_figures_are_reported_and_the_probe_is_skipped(
     assert not probe_context.figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("measure", "kind", "name", "unit"), KINDS)
 @pytest.mark.parametrize(("promised", "floor", "slow"), [(1e-9, 1.0, False), (1e9, 0.6, True), (1e9, 1e-12, False)])
 def test_a_gpu_below_the_floor_fails(

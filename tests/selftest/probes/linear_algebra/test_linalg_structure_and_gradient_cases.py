@@ -112,6 +112,7 @@ WRONG: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "owner", "name", "wrong", "values"), WRONG, ids=[f"{row[0]}-{row[3].__name__}" for row in WRONG]
 )
@@ -125,6 +126,7 @@ def test_a_fault_in_every_dtype_is_found(
         assert wrong_results([case]), case.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPERATION.space["kind"])
 def test_no_reference_calls_a_tested_function(kind: str) -> None:
     cases = list(sampled(OPERATION, count=6, kind=kind))

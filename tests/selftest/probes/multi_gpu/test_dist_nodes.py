@@ -16,6 +16,8 @@ from envbuild.selftest.probes.multi_gpu import dist_nodes
 from envbuild.selftest.probes.multi_gpu.dist_nodes import NodeStage, stages
 from selftest.reading import Frame, job, outcomes, read, start
 
+pytestmark = pytest.mark.slow
+
 STAGES = 4  # of three machines, each with a port of its own
 
 

@@ -42,6 +42,7 @@ def lame(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return {name.partition(":")[2]: frame for name, frame in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "failure", "signal", "at", "words"), LAME)
 def test_a_lame_rank_is_named(
     lame: dict[str, Frame], seed: str, failure: str, signal: str | None, at: str, words: str
@@ -122,6 +123,7 @@ def test_a_rank_that_waits_for_a_dead_one_is_not_waited_for(lame: dict[str, Fram
     assert lame["four-die"]["seconds"] < 25  # the cap of a stage is 30 s
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_ended_takes_its_ranks_along(tmp_path: Path) -> None:
     path = tmp_path / "frames"
     frames, _, _ = run("lame", job(probes=["dist.staged:all-hang"], timeouts={"dist.staged:all-hang": 5}), path)

@@ -64,6 +64,7 @@ def chains() -> dict[torch.dtype, Frame]:
     return {dtype: chain(dtype) for dtype in fingerprint.DTYPES}
 
 
+@pytest.mark.slow
 def test_right_kernels_are_right_in_both_passes(right: Frame) -> None:
     Fingerprint.model_validate(right)
     assert first_fault(right["ops"]) is None
@@ -82,6 +83,7 @@ def test_it_is_small_enough_to_commit(right: Frame, tmp_path: Path) -> None:
     assert (tmp_path / "cpu.json").stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_a_second_fingerprint_is_the_same_with_any_number_of_threads(right: Frame) -> None:
     assert whole(Context(JobDocument(NONCE, threads=1))) == right
     assert compared(right, right).verdict == "identical"
@@ -95,6 +97,7 @@ def test_the_sequence_is_that_of_the_committed_ones(right: Frame) -> None:
         assert [op["id"] for op in committed["ops"]] == [op["id"] for op in right["ops"]]
 
 
+@pytest.mark.slow
 def test_errors_grow_from_operation_to_operation(chains: dict[torch.dtype, Frame]) -> None:
     for dtype, document in chains.items():
         drifts = [op["free"]["drift"] for op in document["ops"]]
@@ -180,6 +183,7 @@ SEEDS: dict[str, tuple[torch.dtype, Any, str, Wrong, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_operation_that_is_wrong_is_named(
     chains: dict[torch.dtype, Frame], monkeypatch: pytest.MonkeyPatch, seed: str
@@ -267,11 +271,13 @@ def test_an_operation_without_a_kernel_is_noted_and_the_rest_goes_on(monkeypatch
 # as a probe, in a separate process
 
 
+@pytest.mark.slow
 def test_it_runs_only_when_asked_for(tmp_path: Path) -> None:
     frames, status, _ = run("asked", job(), tmp_path / "frames")
     assert (status, list(outcomes(frames))) == (0, ["good"])
 
 
+@pytest.mark.slow
 def test_its_document_leaves_as_a_frame_of_a_failed_probe_too(tmp_path: Path) -> None:
     frames, status, _ = run("asked", job(require=["fingerprint", "seeded"]), tmp_path / "frames")
     assert [frame["kind"] for frame in frames] == ["start", *["probe"], *["probe", "fingerprint"] * 2, "end"]

@@ -129,6 +129,7 @@ def is_seen(case: Case, index: int, position: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_a_right_kernel_passes_and_each_element_of_its_inputs_matters(operation: Operation, seed: int) -> None:

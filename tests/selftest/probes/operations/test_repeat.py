@@ -15,6 +15,8 @@ from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.operations import repeat, repeat_cases
 
+pytestmark = pytest.mark.slow
+
 Kernel = Callable[..., torch.Tensor]
 
 

@@ -62,6 +62,7 @@ WRONG: list[tuple[Any, str, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "values"), WRONG, ids=[f"{row[1]}-{row[2].__name__}" for row in WRONG]
 )
@@ -91,6 +92,7 @@ def test_float64_has_a_tolerance_of_float64(monkeypatch: pytest.MonkeyPatch, nam
         assert results in wrong_results([case]), case.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "values"),
     [*((GRADIENTS, {"group": group}) for group in GRADIENTS.space["group"]), (ORDER, {})],

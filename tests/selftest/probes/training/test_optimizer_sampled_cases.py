@@ -21,6 +21,7 @@ OPERATION = OPERATIONS[0]
 PLAIN = {name: values[0] for name, values in SPACE.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operation", (*OPERATIONS, *other_optimizer_cases.OPERATIONS), ids=lambda operation: operation.name
 )

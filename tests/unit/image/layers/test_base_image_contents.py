@@ -105,6 +105,7 @@ def test_an_interpreter_may_be_a_hard_link() -> None:
     assert contents({**entries, "usr/bin/python3.11": "=> usr/bin/python3"}).version == "3.11.4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", "+", "rc1"])
 def test_the_version_is_read_across_blocks(suffix: str) -> None:
     """A file is read in blocks of 1 MiB; the version must not be a part of a longer text."""
@@ -120,6 +121,7 @@ def test_a_part_of_a_longer_text_is_not_the_version() -> None:
         assert contents({**debian(), "usr/bin/python3.11": content}).version == "3.11.2"
 
 
+@pytest.mark.slow
 def test_the_version_of_the_python_of_this_test_is_found() -> None:
     """It is found in the real file of this Python, or in its library."""
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"

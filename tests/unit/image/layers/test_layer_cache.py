@@ -148,6 +148,7 @@ write_blob(recipe, Path(folder))
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
     """It is killed at 12 moments of a run. Remaining files are complete, and the next run removes temporary ones."""
     wheel = of_layer(odd_wheel(tmp_path, {f"odd/{number}": os.urandom(200_000) for number in range(40)}))

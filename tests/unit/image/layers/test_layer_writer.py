@@ -203,6 +203,7 @@ def test_every_member_is_inflated_once(wheel: Path, monkeypatch: pytest.MonkeyPa
         assert sorted(inflated) == sorted(m.name for m in reader.members if m.deflated)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_a_member(tmp_path: Path) -> None:
     """It has 300 MB of zeros, and 60 MB that are stored uncompressed; the limit is 64 MB above Python's own use."""
     wheel = odd_wheel(tmp_path, {"odd/zeros": bytes(300 << 20), "odd/stored": Item(bytes(60 << 20), method=STORED)})
@@ -229,6 +230,7 @@ _PATH = st.lists(_NAME, min_size=1, max_size=4).map("/".join)
 _CONTENT = st.integers(0, 1 << 18).map(lambda size: bytes(size)) | st.binary(max_size=2000)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.dictionaries(_PATH, st.tuples(_CONTENT, st.booleans()), max_size=8))
 def test_any_names_and_sizes_are_read_back(files: dict[str, tuple[bytes, bool]]) -> None:

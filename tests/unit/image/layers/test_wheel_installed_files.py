@@ -43,12 +43,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PUBLISHED)
 def test_a_published_wheel_gives_uvs_tree(published: Path, oracle: UvOracle, package: str) -> None:
     (wheel,) = published.glob(f"{package.replace('-', '_')}-*.whl")
     assert differences(oracle.written(wheel), oracle.install(wheel)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ODD)
 def test_an_odd_wheel_gives_uvs_tree(tmp_path: Path, oracle: UvOracle, case: str) -> None:
     wheel = odd_wheel(tmp_path, **_arguments(ODD[case]))
@@ -57,6 +59,7 @@ def test_an_odd_wheel_gives_uvs_tree(tmp_path: Path, oracle: UvOracle, case: str
     assert differences(found, oracle.install(wheel)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED_BY_BOTH)
 def test_wheels_that_uv_refuses_are_refused(tmp_path: Path, oracle: UvOracle, case: str) -> None:
     wheel = odd_wheel(tmp_path, **_arguments(REFUSED_BY_BOTH[case]))

@@ -222,6 +222,7 @@ def _all(raw: bytes, mark: bytes) -> list[int]:
     return [at for at in range(len(raw)) if raw.startswith(mark, at)]
 
 
+@pytest.mark.slow
 def test_a_mutated_wheel_gives_uvs_tree_or_a_refusal(tmp_path: Path, oracle: UvOracle) -> None:
     """If we accept a wheel, uv accepts it too, and both install the same tree. Most mutations are refused."""
     files: dict[str, bytes | Item] = {

@@ -207,6 +207,7 @@ def test_the_nodes_engine_may_know_the_image_by_its_manifest(stub: Stub) -> None
     assert located(stub.run()).image == IMAGE.handle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "ending"),
     [("CANCELLED", "cancelled"), ("TIMEOUT", "time-out"), ("NODE_FAIL", "node-failure"), ("PREEMPTED", "preempted"),
@@ -269,6 +270,7 @@ def test_a_lost_waiting_process_is_resumed_once_and_only_by_the_same_job(stub: S
         stub.run(resume="42")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [lambda b: b[:-30], lambda b: b + b"x\n", lambda b: b.replace(b"passed", b"failed")])
 def test_output_that_is_not_what_was_written_is_refused(stub: Stub, spoil: Callable[[bytes], bytes]) -> None:
     stub.say(hold="", down="")
@@ -283,6 +285,7 @@ def test_output_that_is_not_what_was_written_is_refused(stub: Stub, spoil: Calla
     assert isinstance(error, RunnerError) and error.ending == "truncated"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("year", [1980, 2099])
 def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
     """The times written by the node are years off, and according to the controller the job starts before its
@@ -533,6 +536,7 @@ def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub) -
     assert "rm --force" in stub.recorded("removed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "folder"])
 def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, signal: str) -> None:
     """Otherwise a node that lost its connection would continue a job that is no longer waited for."""
