@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 
 class Blocks(io.RawIOBase):
@@ -27,16 +27,24 @@ class Blocks(io.RawIOBase):
 
 
 class SizedStream:
-    """Blocks of a known total size, for the body of a request."""
+    """Blocks of a known total size, for the body of a request. Each iteration calls `blocks`, so that a request can be
+    sent again. Close it after use."""
 
-    def __init__(self, blocks: Iterator[bytes], size: int) -> None:
+    def __init__(self, blocks: Callable[[], Generator[bytes, None, None]], size: int) -> None:
         self._blocks, self._size = blocks, size
+        self._open: Generator[bytes, None, None] | None = None
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._blocks
+        self.close()
+        self._open = self._blocks()
+        return self._open
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
 
 
 def of_equal_size(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import json
 import logging
-import re
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import requests
 
-from envbuild.registry import oci_types, registry_http_and_auth
-from envbuild.registry.byte_block_streams import SizedStream, of_equal_size
+from envbuild.registry import blob_uploads, oci_types, registry_http_and_auth
+from envbuild.registry.blob_uploads import Uploads
 from envbuild.registry.oci_types import Manifest, Reference
-from envbuild.registry.registry_http_and_auth import Access, HostUnreachable, TokenRefused
+from envbuild.registry.registry_http_and_auth import Access, HostUnreachable, TemporaryFailure, TokenRefused
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
+from envbuild.util.http_deadlines import TooSlow
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 _LOG = logging.getLogger(__name__)
 _HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
 _BLOCK = 1 << 20
-_PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
-_PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part or download is resumed
+_PAUSES = blob_uploads.PAUSES  # seconds, before a download is resumed
 _TAG_PAGES = 200  # maximum number of responses that are read for a list of tags
 _TAGS = 200_000  # maximum number of tags that are read
 _FIRST_TAG_PAGE = {"n": "1000"}  # the largest page that common registries accept
 _NOT_LISTED = (400, 401, 403, 405, 501)  # from a registry that does not list tags, or not with these credentials
-_NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
-_BINARY = {"Content-Type": "application/octet-stream"}
 
 
 class _BrokenResponse(NetworkError):
@@ -49,10 +46,12 @@ class Repository:
         host = _HUB if reference.host == "docker.io" else reference.host
         file = Path("/etc/docker/certs.d") / host / "ca.crt"
         authority = str(file) if file.is_file() else None
-        self._access = Access(
-            reference.host, _origin(host, authority), registry_http_and_auth.registry_session(authority)
-        )
-        self._url = f"{self._access.base}/v2/{reference.name}"
+        base = _origin(host, authority)
+        self._access = Access(reference.host, base, registry_http_and_auth.registry_session(authority))
+        self._url = f"{base}/v2/{reference.name}"
+        # `Uploads` retries, also where urllib3 must not, because a request has a stream or is a POST or PATCH.
+        self._writer = Access(reference.host, base, registry_http_and_auth.registry_session(authority, tries=1))
+        self._uploads = Uploads(self._send, self._url, self._writer.moved, self._require)
 
     def manifest(self, target: str) -> Manifest | None:
         """The manifest or index of a tag or digest; None if missing."""
@@ -202,110 +201,38 @@ class Repository:
 
     def put_blob(self, raw: bytes) -> None:
         """Upload a blob unless it exists."""
-        digest = oci_types.digest_of(raw)
-        if not self._has(digest):
-            self._upload(digest, raw)
+        self.put_blocks(oci_types.digest_of(raw), len(raw), lambda: (block for block in (raw,)))
 
     def put_file(self, digest: str, file: Path) -> None:
         """Upload a blob of any size from a file unless it exists."""
-        if not self._has(digest):
-            with file.open("rb") as stream:
-                self._upload(digest, stream)
+        self.put_blocks(digest, file.stat().st_size, functools.partial(_file_blocks, file))
 
     def put_blocks(
-        self, digest: str, size: int, blocks: Callable[[], Generator[bytes, None, None]], mount_from: str | None = None
+        self,
+        digest: str,
+        size: int,
+        blocks: Callable[[], Generator[bytes, None, None]],
+        mount_from: str | None = None,
+        sleep: Callable[[float], object] | None = None,
     ) -> bool:
-        """Upload a blob of any size from a stream unless it exists. Return whether it was sent.
-
-        `blocks` is called at most twice. `mount_from`: the name of another repository of this registry, which may have
-        the blob. A large blob is sent in parts, if the registry accepts them; an interrupted part is resumed.
-        """
-        where = None if self._has(digest) else self._begin(digest, mount_from)
-        if where is None:
-            return False
-        if size > _PART:
-            with contextlib.closing(blocks()) as stream:
-                sent = self._send_parts(where, stream)
-            if sent:
-                self._finish(sent, digest, b"")
-                return True
-            where = self._begin(digest, None) or where
-        with contextlib.closing(blocks()) as stream:
-            self._finish(where, digest, SizedStream(stream, size) if size > _PART else b"".join(stream))
-        return True
-
-    def _has(self, digest: str) -> bool:
-        return self._get(f"blobs/{digest}", method="HEAD") is not None
-
-    def _upload(self, digest: str, content: bytes | BinaryIO) -> None:
-        where = self._begin(digest, None)
-        assert where
-        self._finish(where, digest, content)
-
-    def _begin(self, digest: str, mount_from: str | None) -> str | None:
-        """Begin an upload and return its URL; None if the blob was mounted from the other repository instead."""
-        query = f"?{urlencode({'mount': digest, 'from': mount_from})}" if mount_from else ""
-        answer = self._send("POST", f"{self._url}/blobs/uploads/{query}", data=b"")
-        if mount_from and answer.status_code == 201:
-            return None
-        self._require(answer, (202,), "accepts no upload")
-        return self._access.moved(answer.url, answer)
-
-    def _finish(self, where: str, digest: str, content: bytes | BinaryIO | SizedStream) -> None:
-        where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
-        answer = self._send("PUT", where, data=content, headers=_BINARY)
-        self._require(answer, (201,), f"does not accept the blob {digest}")
-
-    def _send_parts(self, where: str, stream: Iterator[bytes]) -> str | None:
-        """Send a blob in parts. Return the URL that ends its upload; None if the registry accepts no parts."""
-        start = 0
-        for part in of_equal_size(stream, _PART):
-            pauses = iter(_PAUSES)
-            while part:
-                try:
-                    headers = {**_BINARY, "Content-Range": f"{start}-{start + len(part) - 1}"}
-                    answer = self._send("PATCH", where, data=part, headers=headers)
-                    if start == 0 and answer.status_code in _NO_PARTS:
-                        return None
-                    self._require(answer, (202, 204), "does not accept a part of a blob")
-                    where, start, part = self._access.moved(answer.url, answer), start + len(part), b""
-                except NetworkError:
-                    pause = next(pauses, None)
-                    if pause is None:
-                        raise
-                    time.sleep(pause)
-                    where, start, part = self._resumed(where, start, part)
-        return where
-
-    def _resumed(self, where: str, start: int, part: bytes) -> tuple[str, int, bytes]:
-        """Return the URL to resume an upload, and the rest of a part that began at `start`."""
-        answer = self._send("GET", where)
-        self._require(answer, (204,), "cannot resume an interrupted upload")
-        match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))
-        # a registry also answers 0-0 if it has received no byte
-        held = int(match[1]) + 1 if match and match[1] != "0" else 0
-        if not start <= held <= start + len(part):
-            raise NetworkError(f"{self.reference.host} lost a part of an upload", hint="run the same command again")
-        return self._access.moved(answer.url, answer), held, part[held - start :]
+        """Upload a blob of any size from a stream unless it exists, as `Uploads.put_blob` does. Return whether it was
+        sent."""
+        return self._uploads.put_blob(digest, size, blocks, mount_from, sleep)
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
         """Upload a manifest under a tag or its own digest. Return whether the registry adds it to the referrers of its
         subject; otherwise the caller must do so."""
-        headers = {"Content-Type": manifest.media_type}
-        answer = self._send("PUT", f"{self._url}/manifests/{target}", data=manifest.raw, headers=headers)
-        self._require(answer, (201,), f"does not accept the manifest {target}")
-        return "OCI-Subject" in answer.headers
+        return "OCI-Subject" in self._uploads.put_manifest(target, manifest).headers
 
     def _get(
         self,
         path: str,
         *,
-        method: str = "GET",
         headers: dict[str, str] | None = None,
         codes: tuple[int, ...] = (200,),
         also_missing: tuple[int, ...] = (),
     ) -> requests.Response | None:
-        answer = self._access.send(method, f"{self._url}/{path}", self._scope("pull"), headers=headers or {})
+        answer = self._access.send("GET", f"{self._url}/{path}", self._scope("pull"), headers=headers or {})
         if answer.status_code in (404, *also_missing):
             answer.close()
             return None
@@ -313,7 +240,10 @@ class Repository:
         return answer
 
     def _send(self, method: str, url: str, **options: Any) -> requests.Response:
-        return self._access.send(method, url, self._scope("pull,push"), **options)
+        try:
+            return self._writer.send(method, url, self._scope("pull,push"), **options)
+        except TooSlow as error:  # a connection that is dead, but not closed, is replaced
+            raise TemporaryFailure(error.message, hint=error.hint) from None
 
     def _scope(self, actions: str) -> str:
         return f"repository:{self.reference.name}:{actions}"
@@ -323,15 +253,25 @@ class Repository:
             return
         message = _error_message(answer)
         answer.close()
+        text = f"{self.reference.repository} {what}: {answer.status_code}"
+        if registry_http_and_auth.is_temporary(answer.status_code):
+            seconds = registry_http_and_auth.retry_after(answer)
+            wait = f"the registry asks to wait {seconds:.0f} s" if seconds else ""
+            raise TemporaryFailure(text, hint="\n".join(filter(None, (message, wait))) or None, retry_after=seconds)
         login = f"docker login {self.reference.host}" if answer.status_code in (401, 403) else ""
-        hint = "\n".join(filter(None, (message, login)))
-        raise NetworkError(f"{self.reference.repository} {what}: {answer.status_code}", hint=hint or None)
+        raise NetworkError(text, hint="\n".join(filter(None, (message, login))) or None)
 
     def _body(self, answer: requests.Response, limit: int, what: str) -> bytes:
         try:
             return registry_http_and_auth.whole_body(answer, limit, what)
         except requests.RequestException as error:
             raise registry_http_and_auth.unreachable(self.reference.host, error) from None
+
+
+def _file_blocks(file: Path) -> Generator[bytes, None, None]:
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            yield block
 
 
 def _is_rest(answer: requests.Response, start: int) -> bool:

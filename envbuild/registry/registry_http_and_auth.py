@@ -8,9 +8,11 @@ uses TLS.
 from __future__ import annotations
 
 import base64
+import email.utils
 import ipaddress
 import re
 import ssl
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,15 @@ _REDIRECTS = 5
 Send = Callable[..., requests.Response]
 
 
-class HostUnreachable(NetworkError):
+class TemporaryFailure(NetworkError):
+    """A request failed in a way that may pass. `retry_after`: the seconds to wait that the server requests."""
+
+    def __init__(self, message: str, *, hint: str | None = None, retry_after: float = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class HostUnreachable(TemporaryFailure):
     """A host does not answer, or the connection to it broke."""
 
 
@@ -169,8 +179,6 @@ class Access:
 
     def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         headers = dict(options.pop("headers", {}))
-        if hasattr(options.get("data"), "seek"):  # a file that was sent before the registry asked for authentication
-            options["data"].seek(0)
         if _origin(url) == _origin(self.base) and scope in self._proofs:
             headers["Authorization"] = self._proofs[scope]
         try:
@@ -220,6 +228,9 @@ class Access:
             raise unreachable(urlsplit(realm).hostname or realm, error) from None
         except ValueError:
             raise Refusal("redirect", f"the token service of {self.host} redirects to an invalid URL") from None
+        if is_temporary(answer.status_code):
+            text = f"the token service of {self.host} answered {answer.status_code}"
+            raise TemporaryFailure(text, hint="run the same command again later", retry_after=retry_after(answer))
         if answer.status_code != 200:
             text = f"{self.host} denied access: its token service answered {answer.status_code}"
             elsewhere = (
@@ -282,6 +293,24 @@ def _is_address(host: str) -> bool:
         return True
     except ValueError:
         return False
+
+
+def is_temporary(status: int) -> bool:
+    """Whether a request with this status may succeed later."""
+    return status in (408, 429) or (status >= 500 and status != 501)
+
+
+def retry_after(answer: requests.Response) -> float:
+    """The seconds to wait that a response requests by its header Retry-After, a number or a date; 0 without a valid
+    one."""
+    value = answer.headers.get("Retry-After", "").strip()[:100]
+    if re.fullmatch("[0-9]{1,9}", value, re.ASCII):
+        return float(value)
+    try:
+        date = email.utils.parsedate_to_datetime(value)
+        return max(0.0, date.timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
+class TooSlow(NetworkError):
+    """A host sends or receives more slowly than the limits allow."""
+
+
 class _Budget:
     """The seconds that one request may still wait for the network."""
 
@@ -41,8 +45,8 @@ class _Budget:
         self._left: float = network.deadline
 
     def spend(self, sock: socket.socket, transfer: Callable[[], int]) -> int:
-        """Run one transfer and return the number of bytes. Raises NetworkError when the budget is used up; unlike
-        urllib3's errors, it is not retried. Raises TimeoutError after the socket's own time-out if that is shorter."""
+        """Run one transfer and return the number of bytes. Raises TooSlow when the budget is used up; unlike
+        urllib3's errors, urllib3 does not retry it. Raises TimeoutError after the socket's own time-out if that is shorter."""
         patience = sock.gettimeout()
         whole = patience is None or patience >= self._left
         sock.settimeout(self._left if whole else patience)
@@ -61,9 +65,9 @@ class _Budget:
             raise self._slow()
         return count
 
-    def _slow(self) -> NetworkError:
+    def _slow(self) -> TooSlow:
         limits = f"deadline {self._network.deadline} s, minimum rate {self._network.rate} bytes/s"
-        return NetworkError(
+        return TooSlow(
             f"{self._host} answers too slowly ({limits})",
             hint="for a slow network raise network.deadline or lower network.rate in config.yaml",
         )

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from envbuild.registry import blob_uploads
+
 _FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
 _NUMBERS = itertools.count()
@@ -53,6 +55,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("UV_NO_CONFIG", "1")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    monkeypatch.setattr(blob_uploads, "PAUSES", (0, 0, 0))
     forget()
     yield
 

@@ -32,6 +32,9 @@ class Registry:
     referrers: bool = False
     lies: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     refuse: str = ""  # a pattern of requests to refuse, such as "PUT /v2/.*/manifests/verified"
+    # Pattern of a request, status, headers: the next request that matches the first of these is answered so.
+    failures: list[tuple[str, int, dict[str, str]]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)  # the next request that matches is carried out, but not answered
     cut: int = 0  # this many uploads end half-way: the connection is closed
     parts: bool = True  # whether it accepts a blob in parts
     cut_parts: list[int] = field(default_factory=list)  # for each of the next parts: bytes until the connection ends
@@ -41,6 +44,7 @@ class Registry:
     content_range: str | None = None  # Content-Range header of a range response, instead of the right one
     cut_blobs: list[int] = field(default_factory=list)  # for each of the next blobs: bytes until the connection ends
     sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
+    states: dict[str, int] = field(default_factory=dict)  # upload -> number in the only URL that may continue it
     mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # other repository -> digest -> blob
     lengths: list[str | None] = field(default_factory=list)  # Content-Length of uploads
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -73,6 +77,7 @@ class Registry:
 
 class _Handler(BaseHTTPRequestHandler):
     registry: Registry
+    lost = False
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet
 
@@ -105,6 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._known():
             basic = f'Bearer realm="{registry.bearer}",service="s"' if registry.bearer else 'Basic realm="r"'
             return self._answer(401, {"WWW-Authenticate": basic}, b"{}")
+        if registry.failures and re.fullmatch(registry.failures[0][0], f"{self.command} {path}"):
+            _, code, headers = registry.failures.pop(0)
+            return self._answer(code, headers, b"{}")
+        self.lost = bool(registry.lost) and re.fullmatch(registry.lost[0], f"{self.command} {path}") is not None
+        if self.lost:
+            registry.lost.pop(0)
         if registry.refuse and re.fullmatch(registry.refuse, f"{self.command} {path}"):
             return self._answer(500, {}, b'{"errors": [{"code": "NO", "message": "not now"}]}')
         kind, _, target = path.removeprefix("/v2/").rpartition("/")
@@ -181,10 +192,15 @@ class _Handler(BaseHTTPRequestHandler):
             if digest in registry.mounts.get(parameters.get("from", ""), ()):
                 registry.blobs[digest] = registry.mounts[parameters["from"]][digest]
                 return self._answer(201, {}, b"")
-            place = f"{path}{len(registry.sessions)}"
+            place = f"{path}{len(registry.states)}"
             registry.sessions[place] = bytearray()
-            return self._answer(202, {"Location": f"{place}?state=x"}, b"")
-        content = registry.sessions.setdefault(path, bytearray())
+            return self._answer(202, {"Location": self._continued(place)}, b"")
+        content = registry.sessions.get(path)
+        if content is None:
+            return self._missing(target, query, raw)
+        state = dict(urllib.parse.parse_qsl(query)).get("state")
+        if self.command != "GET" and path in registry.states and state != str(registry.states[path]):
+            return self._answer(409, {}, b"{}")
         if self.command == "PATCH":
             if not registry.parts:
                 return self._answer(405, {}, b"{}")
@@ -195,12 +211,18 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command in ("PATCH", "GET"):
             code = 202 if self.command == "PATCH" else 204
             held = f"0-{max(0, len(content) - 1)}"
-            return self._answer(code, {"Location": f"{path}?state=y", "Range": held}, b"")
+            return self._answer(code, {"Location": self._continued(path), "Range": held}, b"")
         digest = query.rpartition("digest=")[2].replace("%3A", ":")
         whole = bytes(content) + raw
         assert hashlib.sha256(whole).hexdigest() == digest.removeprefix("sha256:")
         registry.blobs[digest] = whole
+        del registry.sessions[path]
         return self._answer(201, {}, b"")
+
+    def _continued(self, path: str) -> str:
+        """The URL that continues an upload from now on; the one before is not valid any more."""
+        self.registry.states[path] = self.registry.states.get(path, 0) + 1
+        return f"{path}?state={self.registry.states[path]}"
 
     def _referrers(self, target: str, query: str, raw: bytes) -> None:
         if not self.registry.referrers:
@@ -218,6 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(404, {}, b"{}")
 
     def _answer(self, code: int, headers: Mapping[str, str], content: bytes) -> None:
+        if self.lost:
+            self.close_connection = True
+            return
         self.send_response(code)
         for key, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(key, value)
@@ -228,7 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(registry: Registry) -> Iterator[Registry]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"registry": registry}))
+    """Serve the registry, at the port that it had before if it was served before."""
+    server = ThreadingHTTPServer(("127.0.0.1", registry.port), type("Handler", (_Handler,), {"registry": registry}))
     registry.port = server.server_port
     with served(server):
         yield registry

@@ -22,7 +22,7 @@ def upload_image(
     def upload(pair: tuple[DescribedLayer, WrittenLayer], stop: StopSignal) -> None:
         described, layer = pair
         blocks = functools.partial(layer_blobs.blob_blocks, described.recipe, layer.digest, stop=stop)
-        sent = place.put_blocks(layer.digest, layer.size, blocks, mount_from)
+        sent = place.put_blocks(layer.digest, layer.size, blocks, mount_from, stop.pause)
         on_line(f"layer {described.title}: {f'{layer.size / 1e6:.0f} MB' if sent else 'there already'}")
 
     pairs = {layer.digest: (one, layer) for one, layer in zip(image.described, image.layers, strict=True)}

@@ -25,6 +25,11 @@ class StopSignal(threading.Event):
         if self.is_set():
             raise Stopped
 
+    def pause(self, seconds: float) -> None:
+        """Wait, but raise Stopped as soon as the signal is set."""
+        self.wait(seconds)
+        self.check()
+
 
 def run_layer_tasks(task: Callable[[T, StopSignal], R], items: Iterable[T]) -> list[R]:
     """Run `task` for each item, four at the same time, and return the results in the order of the items.

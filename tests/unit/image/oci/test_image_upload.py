@@ -14,7 +14,8 @@ from envbuild.image.oci import layer_blobs, parallel_layer_tasks
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.image_upload import upload_image
 from envbuild.image.oci.layer_blobs import blob_blocks, learn_layers
-from envbuild.registry import registry_client
+from envbuild.image.oci.parallel_layer_tasks import StopSignal
+from envbuild.registry import blob_uploads
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import BuildError, HashMismatch, NetworkError
@@ -28,8 +29,7 @@ BASE, OWN = SampleRecipe("base", b"b" * 100), SampleRecipe("own", bytes(range(25
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     """A registry; uploads are split into parts of 10,000 bytes."""
-    monkeypatch.setattr(registry_client, "_PART", 10_000)
-    monkeypatch.setattr(registry_client, "_PAUSES", (0, 0, 0))
+    monkeypatch.setattr(blob_uploads, "_PART", 10_000)
     with serving(Registry()) as found:
         yield found
 
@@ -152,11 +152,32 @@ class FailingRecipe(LongRecipe):
         raise HashMismatch("a wheel was damaged")
 
 
+def test_an_interruption_ends_a_pause_between_two_attempts(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_uploads, "PAUSES", (50,))
+    registry.failures = [("POST .*", 503, {})]
+    begun, wait = threading.Event(), StopSignal.wait
+
+    def pause(self: StopSignal, seconds: float | None = None) -> bool:
+        begun.set()
+        return wait(self, seconds)
+
+    def interrupt(*_: object, **__: object) -> object:
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StopSignal, "wait", pause)
+    monkeypatch.setattr(parallel_layer_tasks, "wait", interrupt)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        upload(registry, image(BASE))
+    assert time.monotonic() - begin < 25
+
+
 @pytest.mark.parametrize("error", [HashMismatch, KeyboardInterrupt])
 def test_the_other_uploads_stop_if_one_fails_or_the_user_interrupts(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(registry_client, "_PART", 1000)
+    monkeypatch.setattr(blob_uploads, "_PART", 1000)
     monkeypatch.setattr(layer_blobs, "_BLOCK", 1000)
     long = LongRecipe(threading.Event())
     recipes: list[LongRecipe] = [long] if error is KeyboardInterrupt else [long, FailingRecipe(long.begun)]
