@@ -6,9 +6,11 @@ Once the next run has ended (`settled`): nothing is left of the one that died.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +122,8 @@ def _built(state: Path, image: str, lock_id: str) -> bool:
 
 
 def half_written(ground: Ground) -> Iterator[Breach]:
-    files = _files(ground.project, ground.state, ground.cache / "bases", *(ground.cache / s for s in _STORES))
+    caches = (ground.cache / name for name in ("bases", "layers", *_STORES))
+    files = _files(ground.project, ground.state, *caches)
     # locks first: Dockerfiles are compared with them
     for file in sorted(files, key=lambda file: not file.name.endswith(".lock.yaml")):
         why = _fault(file, ground)
@@ -141,6 +144,10 @@ def _fault(file: Path, ground: Ground) -> str | None:
         return _lock(file, ground)
     if file.suffix == ".Dockerfile":
         return _dockerfile(file, ground)
+    if file.parent == ground.cache / "layers" / "blobs":
+        return None if _digest(file) == file.name else "not of the sha256 it is named by"
+    if file.parent == ground.cache / "layers":
+        return _layer_entry(file)
     if file.parent.name == "builds":
         record = _build(file)
         named = record and f"{record['recipe']}-{record['image'].removeprefix('sha256:')[:12]}.json" == file.name
@@ -208,18 +215,63 @@ def _evidence(file: Path) -> str | None:
     return None
 
 
+_ENTRY_FIELDS = ("key", "digest", "size", "diff_id", "diff_size")  # in the order in which `check` contains them
+
+
+def _layer_entry(file: Path) -> str | None:
+    """Check an entry of the cache of layers, and the blob that it names, if the cache has the blob. Most layers keep no
+    blob; if a run needs one that is missing, it writes it."""
+    try:
+        entry = json.loads(file.read_bytes())
+        values = [entry[name] for name in _ENTRY_FIELDS]
+    except (ValueError, KeyError, TypeError):
+        return "no entry of a layer"
+    if hashlib.sha256(json.dumps(values, separators=(",", ":")).encode()).hexdigest() != entry.get("check"):
+        return "its check does not match its other fields"
+    if f"{entry['key']}.json" != file.name:
+        return "of another layer"
+    blob = file.parent / "blobs" / entry["digest"].removeprefix("sha256:")
+    if not blob.is_file() or _digest(blob) != blob.name:  # a damaged blob is a violation of its own
+        return None
+    found = (blob.stat().st_size, *_unpacked(blob))
+    return None if found == (entry["size"], entry["diff_size"], entry["diff_id"]) else "its blob is of another layer"
+
+
+_tars: dict[tuple[int, int, int], tuple[int, str]] = {}
+
+
+def _unpacked(blob: Path) -> tuple[int, str]:
+    """Return size and digest of the tar in a blob. The result is cached as that of `_digest` is."""
+    key = _file_state(blob)
+    if key not in _tars:
+        seen, size = hashlib.sha256(), 0
+        try:
+            with gzip.open(blob) as stream:
+                while block := stream.read(1 << 20):
+                    seen.update(block)
+                    size += len(block)
+        except (OSError, EOFError, zlib.error):
+            size = -1
+        _tars[key] = (size, f"sha256:{seen.hexdigest()}")
+    return _tars[key]
+
+
 _digests: dict[tuple[int, int, int], str] = {}
 
 
 def _digest(file: Path) -> str:
     """Return the digest of a file. If the file has not changed since the last call, the cached digest is used: torch
     alone has 190 MB."""
-    found = file.stat()
-    key = (found.st_ino, found.st_size, found.st_mtime_ns)
+    key = _file_state(file)
     if key not in _digests:
         with file.open("rb") as stream:
             _digests[key] = hashlib.file_digest(stream, "sha256").hexdigest()
     return _digests[key]
+
+
+def _file_state(file: Path) -> tuple[int, int, int]:
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 # leftovers

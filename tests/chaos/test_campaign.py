@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,10 @@ from chaos.kills import BUILD, MAKE, STARTS, Kills
 from chaos.place import NAME, Place
 from chaos.products import CPU, GPU
 from chaos.rounds import Outcome, Ran, Struck, ground
+from envbuild.image.layers import layer_cache
+from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer
 from envbuild.lock import lock_file
+from envbuild.util import strict_and_canonical_json, user_folders
 
 
 def place(root: Path, client: Any = None, **keys: Any) -> Place:
@@ -124,6 +129,75 @@ def test_the_stores_of_a_place_are_looked_at(tmp_path: Path) -> None:
     base.write_bytes(b"half")
     found = [(breach.kind, breach.what.partition(":")[0]) for breach in check(ground(there))]
     assert sorted(found) == [(HALF, "torn.tar"), (HALF, "torn.whl")]
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, Path, Path]:
+    """A place with the cached layer of a base, its blob, and its entry; envbuild in this process uses its cache."""
+    there = place(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(there.project.cached("layers").parents[1]))
+    folder = there.project.cached("layers")
+    assert user_folders.cache_folder("layers") == folder
+    write_layer(there)
+    (blob,), (entry,) = (folder / "blobs").iterdir(), folder.glob("*.json")
+    return there, blob, entry
+
+
+def write_layer(there: Place) -> None:
+    """Write the layer of a base, or whatever of it is missing or damaged in the cache."""
+    base = there.project.cached("bases") / "base.tar"
+    base.write_bytes(b"a base" * 1000)
+    base.with_suffix(".sha256").write_text(hashlib.sha256(base.read_bytes()).hexdigest(), encoding="utf-8")
+    layer_cache.stream_layer(BaseLayer(base))
+
+
+def faults(there: Place) -> list[str]:
+    return [breach.what for breach in check(ground(there)) if breach.kind == HALF]
+
+
+LAYER_DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "a blob with a changed byte": lambda blob, entry: blob.write_bytes(b"x" + blob.read_bytes()[1:]),
+    "half a blob": lambda blob, entry: blob.write_bytes(blob.read_bytes()[:20]),
+    "an empty blob": lambda blob, entry: blob.write_bytes(b""),
+    "half an entry": lambda blob, entry: entry.write_bytes(entry.read_bytes()[:20]),
+    "an entry with another size": lambda blob, entry: entry.write_text(
+        json.dumps({**json.loads(entry.read_bytes()), "size": 1}), encoding="utf-8"
+    ),
+    "an entry that is a list": lambda blob, entry: entry.write_text("[]", encoding="utf-8"),
+}
+
+
+@pytest.mark.parametrize("damage", LAYER_DAMAGES)
+def test_damage_in_the_cache_of_layers_is_a_breach_until_the_next_run(
+    cached: tuple[Place, Path, Path], damage: str
+) -> None:
+    there, blob, entry = cached
+    assert faults(there) == []
+    LAYER_DAMAGES[damage](blob, entry)
+    damaged = blob if "blob" in damage else entry
+    assert [what.partition(":")[0] for what in faults(there)] == [damaged.name]
+    write_layer(there)
+    assert faults(there) == []
+
+
+def test_an_entry_may_not_name_the_blob_of_another_layer(cached: tuple[Place, Path, Path]) -> None:
+    there, _, entry = cached
+    found = json.loads(entry.read_bytes())
+    found["diff_id"] = f"sha256:{'0' * 64}"
+    values = [found[name] for name in ("key", "digest", "size", "diff_id", "diff_size")]
+    found["check"] = strict_and_canonical_json.canonical_digest(values)
+    entry.write_text(json.dumps(found), encoding="utf-8")
+    assert faults(there) == [f"{entry.name}: its blob is of another layer"]
+    entry.rename(entry.with_name(f"{'0' * 64}.json"))
+    assert faults(there) == [f"{'0' * 64}.json: of another layer"]
+
+
+def test_a_blob_may_be_missing_and_is_written_by_the_next_run(cached: tuple[Place, Path, Path]) -> None:
+    there, blob, _ = cached
+    blob.unlink()
+    assert faults(there) == []
+    write_layer(there)
+    assert blob.is_file() and faults(there) == []
 
 
 def test_results_of_several_runs_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
