@@ -224,6 +224,11 @@ class Repository:
         subject; otherwise the caller must do so."""
         return "OCI-Subject" in self._uploads.put_manifest(target, manifest).headers
 
+    def abort(self) -> None:
+        """End all requests in other threads now; no more requests are possible."""
+        self._access.abort()
+        self._writer.abort()
+
     def _get(
         self,
         path: str,

@@ -139,6 +139,10 @@ class Access:
                 answer = self._follow(method, url, scope, **options)
         return answer
 
+    def abort(self) -> None:
+        """End all requests in other threads now; no more requests are possible."""
+        http_deadlines.abort(self._http)
+
     def _follow(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         for _ in range(_REDIRECTS + 1):
             answer = self._one(method, url, scope, **options)

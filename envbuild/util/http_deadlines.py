@@ -8,12 +8,14 @@ bytes ends within `deadline` + n/`rate` seconds of waiting. Time in which the ca
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,28 +33,59 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _LOG = logging.getLogger(__name__)
+_SLICE = 1 << 16  # bytes sent at a time: a time-out of Python's sendall applies to all bytes of one call
 
 
 class TooSlow(NetworkError):
     """A host sends or receives more slowly than the limits allow."""
 
 
+class _Transfers:
+    """The sockets of a session that are sending or receiving, so that another thread can end these transfers."""
+
+    def __init__(self) -> None:
+        self._lock, self._sockets, self._aborted = threading.Lock(), set[socket.socket](), False
+
+    @contextlib.contextmanager
+    def running(self, sock: socket.socket) -> Iterator[None]:
+        """Register a transfer. Raises ConnectionAbortedError after `abort`."""
+        with self._lock:
+            if self._aborted:
+                raise ConnectionAbortedError
+            self._sockets.add(sock)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sockets.discard(sock)
+
+    def abort(self) -> None:
+        """End every transfer with an error, and each later one."""
+        with self._lock:
+            self._aborted = True
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    # SSLSocket.shutdown would let the other thread continue without encryption
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
 class _Budget:
     """The seconds that one request may still wait for the network."""
 
-    def __init__(self, host: str, network: Network) -> None:
-        self._host, self._network = host, network
+    def __init__(self, host: str, network: Network, transfers: _Transfers | None = None) -> None:
+        self._host, self._network, self._transfers = host, network, transfers or _Transfers()
         self._left: float = network.deadline
 
     def spend(self, sock: socket.socket, transfer: Callable[[], int]) -> int:
-        """Run one transfer and return the number of bytes. Raises TooSlow when the budget is used up; unlike
-        urllib3's errors, urllib3 does not retry it. Raises TimeoutError after the socket's own time-out if that is shorter."""
+        """Run one transfer and return the number of bytes. Raises TooSlow when the budget is used up; unlike its own
+        errors, urllib3 does not retry it. Raises TimeoutError after the socket's own time-out if that is shorter."""
         patience = sock.gettimeout()
         whole = patience is None or patience >= self._left
         sock.settimeout(self._left if whole else patience)
         begin = time.monotonic()
         try:
-            count = transfer()
+            with self._transfers.running(sock):
+                count = transfer()
         except TimeoutError:
             if whole:
                 raise self._slow() from None
@@ -105,13 +138,14 @@ class _Bounded(HTTPConnection):
     proxy's tunnel."""
 
     network = Network()
+    transfers: _Transfers | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._renew()
 
     def _renew(self) -> None:
-        self._budget = _Budget(self.host, self.network)
+        self._budget = _Budget(self.host, self.network, self.transfers)
         self.response_class = partial(_Response, self._budget)  # type: ignore[assignment]
 
     def request(self, *arguments: Any, **options: Any) -> None:
@@ -121,22 +155,24 @@ class _Bounded(HTTPConnection):
     def send(self, data: Any) -> None:
         if self.sock is None and self.auto_open:
             self.connect()
-        whole = super().send
+        whole, content = super().send, memoryview(data)
 
-        def transfer() -> int:
-            whole(data)
-            return len(data)
+        def transfer(piece: memoryview) -> int:
+            whole(piece)
+            return len(piece)
 
-        self._budget.spend(self.sock, transfer)
+        for start in range(0, len(content), _SLICE):
+            self._budget.spend(self.sock, partial(transfer, content[start : start + _SLICE]))
 
 
-def _limit(manager: PoolManager, network: Network) -> None:
+def _limit(manager: PoolManager, network: Network, transfers: _Transfers) -> None:
     """Apply the limits to every connection that the manager will open, also through a proxy."""
 
     def limited(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
         if issubclass(pool.ConnectionCls, _Bounded):
             return pool
-        connection = type("Limited", (_Bounded, pool.ConnectionCls), {"network": network})
+        members = {"network": network, "transfers": transfers}
+        connection = type("Limited", (_Bounded, pool.ConnectionCls), members)
         return type("LimitedPool", (pool,), {"ConnectionCls": connection})
 
     manager.pool_classes_by_scheme = {key: limited(pool) for key, pool in manager.pool_classes_by_scheme.items()}
@@ -147,7 +183,7 @@ class Adapter(HTTPAdapter):
     config.yaml, and raise SettingsError if it is invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
-        self._network = network or network_settings.configured_limits()
+        self._network, self._transfers = network or network_settings.configured_limits(), _Transfers()
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
@@ -160,14 +196,25 @@ class Adapter(HTTPAdapter):
         _LOG.info("%s %s: %d after %.2f s", request.method, address, answer.status_code, time.monotonic() - begin)
         return answer
 
+    def abort(self) -> None:
+        self._transfers.abort()
+
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)
-        _limit(self.poolmanager, self._network)
+        _limit(self.poolmanager, self._network, self._transfers)
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **options)
-        _limit(manager, self._network)
+        _limit(manager, self._network, self._transfers)
         return manager
+
+
+def abort(session: requests.Session) -> None:
+    """End all transfers of a session now, so that threads that wait for them continue; the session cannot be used any
+    more. An attempt to connect ends with its own time-out."""
+    for adapter in session.adapters.values():
+        if isinstance(adapter, Adapter):
+            adapter.abort()
 
 
 def body(answer: requests.Response, limit: int) -> bytes:

@@ -173,7 +173,7 @@ def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, i
     def download(title: str, stop: StopSignal) -> None:
         _download_layer(place, missing[title], functools.partial(show, title), stop)
 
-    run_layer_tasks(download, missing)
+    run_layer_tasks(download, missing, place.abort)
 
 
 def _download_layer(place: Repository, layer: BaseLayerRef, on_bytes: Callable[[int], None], stop: StopSignal) -> None:

@@ -18,7 +18,16 @@ class Stopped(Exception):
 
 
 class StopSignal(threading.Event):
-    """Is set when the results of tasks are not needed any more."""
+    """Is set when the results of tasks are not needed any more. `on_stop`: called then, to end what a task waits
+    for."""
+
+    def __init__(self, on_stop: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self._on_stop = on_stop
+
+    def stop(self) -> None:
+        self.set()
+        self._on_stop()
 
     def check(self) -> None:
         """Raise Stopped if the signal is set."""
@@ -31,19 +40,23 @@ class StopSignal(threading.Event):
         self.check()
 
 
-def run_layer_tasks(task: Callable[[T, StopSignal], R], items: Iterable[T]) -> list[R]:
+def run_layer_tasks(
+    task: Callable[[T, StopSignal], R], items: Iterable[T], on_stop: Callable[[], object] = lambda: None
+) -> list[R]:
     """Run `task` for each item, four at the same time, and return the results in the order of the items.
 
-    If one fails, or the user interrupts, the signal is set, whose `check` each task must call after every block. The
-    first error is raised when all tasks have ended.
+    If one fails, or the user interrupts, the signal is set, whose `check` each task must call after every block,
+    and `on_stop` is called. The first error is raised when all tasks have ended.
     """
-    stop = StopSignal()
+    stop = StopSignal(on_stop)
     with ThreadPoolExecutor(_THREADS) as pool:
         running = [pool.submit(task, item, stop) for item in items]
         try:
             for done in wait(running, return_when=FIRST_EXCEPTION).done:
                 done.result()
+        except BaseException:
+            stop.stop()
+            raise
         finally:
-            stop.set()
             pool.shutdown(cancel_futures=True)
     return [one.result() for one in running]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+import requests
 
+from envbuild.util import http_deadlines
 from envbuild.util.errors import NetworkError
-from envbuild.util.http_deadlines import _Budget
+from envbuild.util.http_deadlines import Adapter, TooSlow, _Budget
 from envbuild.util.network_settings import Network
 
 
@@ -39,3 +43,64 @@ def test_a_transfer_that_ends_leaves_the_sockets_own_time_out(ends: tuple[socket
     theirs.sendall(b"abc")
     assert _Budget("a.example", Network(deadline=5)).spend(ours, lambda: len(ours.recv(9))) == 3
     assert ours.gettimeout() is None
+
+
+class SlowReader:
+    """A server that reads the body of one request slowly, and then answers."""
+
+    def __init__(self, size: int, rate: int) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
+        self.thread = threading.Thread(target=self._read, args=(size, rate), daemon=True)
+        self.thread.start()
+
+    def _read(self, size: int, rate: int) -> None:
+        connection, _ = self.socket.accept()
+        with connection, connection.makefile("rb") as stream:
+            while stream.readline().strip():
+                pass
+            while size and (block := stream.read1(min(size, 1 << 16))):
+                size -= len(block)
+                time.sleep(len(block) / rate)
+            connection.sendall(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+
+
+def session(network: Network) -> requests.Session:
+    made = requests.Session()
+    made.mount("http://", Adapter(network))
+    return made
+
+
+@pytest.mark.parametrize(("least", "passes"), [(10_000, True), (100_000_000, False)])
+def test_a_large_body_may_take_longer_than_the_deadline(least: int, passes: bool) -> None:
+    """The rate decides. The deadline applies to 64 KiB, and not to a whole body."""
+    size, rate = 12_000_000, 2_000_000
+    slow, http = SlowReader(size, rate), session(Network(deadline=3, rate=least))
+    if passes:
+        assert http.patch(slow.url, data=b"x" * size).status_code == 201
+    else:
+        with pytest.raises(TooSlow):
+            http.patch(slow.url, data=b"x" * size)
+    slow.socket.close()
+
+
+@pytest.mark.parametrize("size", [0, 1 << 24])
+def test_a_session_is_aborted_while_another_thread_waits(size: int) -> None:
+    slow, http, errors = SlowReader(size + 1, 1), session(Network()), list[object]()
+
+    def send() -> None:
+        try:
+            http.patch(slow.url, data=b"x" * (size + 1) if size else None)
+        except requests.RequestException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    time.sleep(0.5)
+    http_deadlines.abort(http)
+    thread.join(20)
+    slow.socket.close()
+    assert not thread.is_alive() and len(errors) == 1
+    with pytest.raises(requests.ConnectionError):
+        http.get(slow.url)

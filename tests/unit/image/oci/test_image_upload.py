@@ -100,7 +100,8 @@ def test_a_part_that_the_registry_lost_is_an_error(registry: Registry, monkeypat
 
     def blocks() -> Generator[bytes, None, None]:
         yield b"x" * 10_000
-        next(iter(registry.sessions.values())).clear()
+        for session in registry.sessions.values():
+            session.clear()
         registry.cut_parts = [0]
         yield b"x" * 10_000
 
@@ -155,7 +156,7 @@ class FailingRecipe(LongRecipe):
 def test_an_interruption_ends_a_pause_between_two_attempts(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_uploads, "PAUSES", (50,))
     registry.failures = [("POST .*", 503, {})]
-    begun, wait = threading.Event(), StopSignal.wait
+    one, begun, wait = image(BASE), threading.Event(), StopSignal.wait
 
     def pause(self: StopSignal, seconds: float | None = None) -> bool:
         begun.set()
@@ -169,8 +170,32 @@ def test_an_interruption_ends_a_pause_between_two_attempts(registry: Registry, m
     monkeypatch.setattr(parallel_layer_tasks, "wait", interrupt)
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        upload(registry, image(BASE))
+        upload(registry, one)
     assert time.monotonic() - begin < 25
+
+
+@pytest.mark.parametrize("pattern", ["HEAD", "PATCH"])
+def test_an_interruption_ends_the_wait_for_a_registry_that_does_not_answer(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    one, begun, ended = image(OWN), threading.Event(), threading.Event()
+
+    def stall(request: str) -> None:
+        if request.startswith(pattern):
+            begun.set()
+            ended.wait(60)
+
+    def interrupt(*_: object, **__: object) -> object:
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    registry.on_request = stall
+    monkeypatch.setattr(parallel_layer_tasks, "wait", interrupt)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        upload(registry, one)
+    ended.set()
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("error", [HashMismatch, KeyboardInterrupt])
