@@ -6,8 +6,9 @@ manifest that a referrer could name, so statements about it only have the older 
 Statements of other signers are kept. Existing blobs are not written again, so an interrupted push can be repeated.
 
 A registry cannot replace a tag only if nobody else has replaced it meanwhile: of two lists that are written at the same
-time, one is lost. Therefore each signed statement about an environment also has a tag of its own. Readers add what is
-missing in the list, and the next push writes it into the list.
+time, one is lost. Therefore each signed statement about an environment also has a tag of its own, and so does each
+bundle in a registry that does not list referrers itself. Readers add what is missing in the list. The next push writes
+it into the list; it also adds to cosign's list what only the bundles have.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from envbuild.attest.keys_and_signatures import Envelope, PublicKey, Signer
 from envbuild.image.image_naming import LABEL
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import ImageSource, Manifest, TaggedSource, TaggedTarget, Target
+from envbuild.registry.registry_client import Repository
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_BUNDLED_KIND = "dev.sigstore.bundle.predicateType"
 _MOST = 200  # maximum number of pieces of evidence that are read
 _TOTAL = 128 << 20  # maximum size of all of them in bytes
 
@@ -68,9 +71,15 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
     reader, tag = _Reader(repository), att_tag(subject.digest)
     before = reader.layers(tag)
     layers = _kept(before, wanted, signer)
-    in_layers = [found for _, found in layers if not isinstance(found, Refusal)]
-    in_bundles = [found for found in reader.bundles(subject.digest) if not isinstance(found, Refusal)] if signer else []
+    in_layers = _envelopes(layers)
+    unlisted = reader.unlisted_bundles(subject.digest) if signer else []
+    bundles = [*reader.bundles(subject.digest), *unlisted] if signer else []
+    in_bundles = _envelopes(bundles)
+    _list_by_tag(repository, subject.digest, [item for item, found in unlisted if not isinstance(found, Refusal)])
     listed, new = [item for item, _ in layers], 0
+    for made in _missing_in_layers(in_layers, bundles, {kind for kind, _ in wanted}):
+        listed.append(_put_layer(repository, made))
+        in_layers.append(made.envelope)
     for kind, payload in wanted:
         layer, bundled = (_known(found, payload, signer) for found in (in_layers, in_bundles))
         made = Attestation(layer or bundled or keys_and_signatures.seal(payload, signer), kind)
@@ -82,6 +91,20 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
     if listed != [item for item, _ in before]:
         _put_layers(repository, tag, listed)
     return new
+
+
+def _missing_in_layers(in_layers: Sequence[Envelope], bundles: Layers, kinds: Collection[str]) -> list[Attestation]:
+    """The statements of these kinds that are in bundles, but not in cosign's list: another machine has written the list
+    at the same time."""
+    seen = {_identity(envelope) for envelope in in_layers}
+    missing = []
+    for item, found in bundles:
+        noted = item.get("annotations")
+        kind = noted.get(_BUNDLED_KIND) if isinstance(noted, dict) else None
+        if isinstance(kind, str) and kind in kinds and not isinstance(found, Refusal) and _identity(found) not in seen:
+            missing.append(Attestation(found, kind))
+            seen.add(_identity(found))
+    return missing
 
 
 def publish_without_image(
@@ -98,7 +121,7 @@ def publish_without_image(
         if not isinstance(found, Refusal)
     ]
     layers = _kept([*listed_before, *missing], wanted, signer)
-    known = [found for _, found in layers if not isinstance(found, Refusal)]
+    known = _envelopes(layers)
     listed, new = [item for item, _ in layers], 0
     for kind, payload in wanted:
         if _known(known, payload, signer) is None:
@@ -125,22 +148,29 @@ def _missing_in_list(reader: _Reader, repository: TaggedSource, target: str, man
     """The statements that have a tag of their own and are missing in the list at `target`, which has this manifest."""
     annotations = manifest.document.get("annotations") if manifest else None
     tag = annotations.get(_LISTED_AT) if isinstance(annotations, dict) else None
-    own = re.compile(rf"{re.escape(tag if isinstance(tag, str) else target)}-([0-9a-f]{{16}})")
-    listed = {str(item.get("digest"))[7:23] for item in (manifest.layers if manifest else ())}
+    listed = manifest.layers if manifest else ()
     found: list[tuple[dict[str, object], Envelope | Refusal]] = []
-    try:
-        matches = filter(None, map(own.fullmatch, repository.tags()))
-        names = sorted({match[0] for match in matches if match[1] not in listed})
-    except Refusal as refusal:
-        return [({}, refusal)]
-    for name in names[:_MOST]:
+    for name in _own_tags(repository, tag if isinstance(tag, str) else target, listed):
         try:
-            found += reader.layers(name)
+            found += [({}, name)] if isinstance(name, Refusal) else reader.layers(name)
         except Refusal as refusal:  # what anybody wrote to one tag must not hide the others
             found.append(({}, refusal))
-    if len(names) > _MOST:
-        found.append(({}, Refusal("too-large", f"more than {_MOST} statements have a tag of their own")))
     return found
+
+
+def _own_tags(repository: TaggedSource, tag: str, listed: Sequence[Mapping[str, object]]) -> list[str | Refusal]:
+    """The tags of single statements of the list at `tag` that are missing in it, and refusals. `listed`: the
+    descriptors in the list."""
+    own = re.compile(rf"{re.escape(tag)}-([0-9a-f]{{16}})")
+    known = {str(item.get("digest"))[7:23] for item in listed}
+    try:
+        matches = filter(None, map(own.fullmatch, repository.tags()))
+    except Refusal as refusal:
+        return [refusal]
+    names = sorted({match[0] for match in matches if match[1] not in known})
+    if len(names) > _MOST:
+        return [*names[:_MOST], Refusal("too-large", f"more than {_MOST} statements have a tag of their own")]
+    return [*names]
 
 
 Layers = Sequence[tuple[dict[str, object], Envelope | Refusal]]
@@ -152,6 +182,11 @@ def _kept(before: Layers, wanted: Sequence[tuple[str, bytes]], signer: Signer | 
     kinds = {kind for kind, _ in wanted} if signer else set()
     named = [(item, found) for item, found in before if isinstance(item.get("digest"), str)]
     return [(item, found) for item, found in named if not _unsigned(item, found, kinds)]
+
+
+def _envelopes(layers: Layers) -> list[Envelope]:
+    """The envelopes that were not refused."""
+    return [found for _, found in layers if not isinstance(found, Refusal)]
 
 
 def _put_layer(repository: Target, made: Attestation) -> dict[str, object]:
@@ -201,7 +236,7 @@ def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: P
         repository.put_blob(blob)
     annotations = {
         "dev.sigstore.bundle.content": "dsse-envelope",
-        "dev.sigstore.bundle.predicateType": made.kind,
+        _BUNDLED_KIND: made.kind,
     }
     document = {
         "schemaVersion": 2,
@@ -214,15 +249,24 @@ def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: P
     }
     manifest = Manifest(oci_types.encoded(document), oci_types.MANIFEST)
     if not repository.put_manifest(manifest.digest, manifest):
-        item = {**manifest.descriptor, "artifactType": BUNDLE, "annotations": annotations}
-        _list_by_tag(repository, subject.digest, item)
+        if isinstance(repository, Repository):
+            repository.put_manifest(_own_tag(oci_types.fallback_tag(subject.digest), manifest.descriptor), manifest)
+        _list_by_tag(repository, subject.digest, [_referrer(manifest)])
 
 
-def _list_by_tag(repository: Target, digest: str, item: Mapping[str, object]) -> None:
-    """Add a referrer to the list under a tag that clients maintain in a registry without the referrers API."""
+def _referrer(manifest: Manifest) -> dict[str, object]:
+    """The descriptor of a manifest in a list of referrers."""
+    keys = ("artifactType", "annotations")
+    return {**manifest.descriptor, **{key: manifest.document[key] for key in keys if key in manifest.document}}
+
+
+def _list_by_tag(repository: Target, digest: str, items: Sequence[Mapping[str, object]]) -> None:
+    """Add referrers to the list under a tag that clients maintain in a registry without the referrers API."""
+    if not items:
+        return
     before = repository.manifest(oci_types.fallback_tag(digest))
     listed = oci_types.descriptors(before.document, "manifests") if before else []
-    document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [*listed, dict(item)]}
+    document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [*listed, *map(dict, items)]}
     repository.put_manifest(oci_types.fallback_tag(digest), Manifest(oci_types.encoded(document), oci_types.INDEX))
 
 
@@ -237,7 +281,8 @@ def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope
     Raises NetworkError, and Refusal if a list of envelopes is itself invalid.
     """
     reader = _Reader(repository)
-    return _without_duplicates([*(found for _, found in reader.layers(att_tag(digest))), *reader.bundles(digest)])
+    layers = [*reader.layers(att_tag(digest)), *reader.bundles(digest), *reader.unlisted_bundles(digest)]
+    return _without_duplicates([found for _, found in layers])
 
 
 def fetch_envelopes_without_image(repository: TaggedSource, target: str) -> tuple[list[Envelope], list[Refusal]]:
@@ -258,10 +303,13 @@ def _without_duplicates(everything: Sequence[Envelope | Refusal]) -> tuple[list[
     envelopes: dict[tuple[bytes, ...], Envelope] = {}
     for found in everything:
         if not isinstance(found, Refusal):
-            envelopes.setdefault(
-                (keys_and_signatures.envelope_payload(found), *keys_and_signatures.envelope_signatures(found)), found
-            )
+            envelopes.setdefault(_identity(found), found)
     return list(envelopes.values()), [found for found in everything if isinstance(found, Refusal)]
+
+
+def _identity(envelope: Envelope) -> tuple[bytes, ...]:
+    """Equal for two envelopes with the same payload and signatures."""
+    return keys_and_signatures.envelope_payload(envelope), *keys_and_signatures.envelope_signatures(envelope)
 
 
 class _Reader:
@@ -280,9 +328,34 @@ class _Reader:
         """Return the envelopes in a list in the older form, each after its descriptor."""
         return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
 
-    def bundles(self, digest: str) -> list[Envelope | Refusal]:
+    def bundles(self, digest: str) -> Layers:
+        """Return the envelopes in the bundles that refer to an image, each after the descriptor of its bundle."""
         found = [item for item in self._repository.referrers(digest) if item.get("artifactType") == BUNDLE]
-        return [self._envelope(partial(self._bundle, item, digest)) for item in found]
+        return [(item, self._envelope(partial(self._bundle, item, digest))) for item in found]
+
+    def unlisted_bundles(self, digest: str) -> Layers:
+        """Return the envelopes in bundles that have a tag of their own and are missing in the list under the fallback
+        tag, as `bundles` does. None if there is no such list: the registry lists referrers itself, or has none."""
+        repository, tag = self._repository, oci_types.fallback_tag(digest)
+        if not isinstance(repository, Repository):
+            return []  # a file, which only one process writes
+        index = repository.manifest(tag)
+        if index is None:
+            return []
+        found: list[tuple[dict[str, object], Envelope | Refusal]] = []
+        for name in _own_tags(repository, tag, oci_types.descriptors(index.document, "manifests")):
+            if isinstance(name, Refusal):
+                found.append(({}, name))
+                continue
+            try:
+                manifest = repository.manifest(name)
+                item = _referrer(manifest) if manifest else {}
+            except Refusal as refusal:  # what anybody wrote to one tag must not hide the others
+                found.append(({}, refusal))
+                continue
+            if item.get("artifactType") == BUNDLE:
+                found.append((item, self._envelope(partial(self._bundle, item, digest))))
+        return found
 
     def _envelope(self, read: Callable[[], object]) -> Envelope | Refusal:
         try:

@@ -1,17 +1,18 @@
-"""Statements about environments in a registry: what several machines publish at the same time is not lost."""
+"""Statements about environments and images in a registry: what several machines publish at the same time is kept."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from envbuild.attest import keys_and_signatures, registry_attestations
-from envbuild.attest.keys_and_signatures import Signer
+from envbuild.attest.keys_and_signatures import Envelope, Signer
 from envbuild.registry import oci_types
-from envbuild.registry.oci_types import Reference
+from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from unit.registries import Registry, serving
 
@@ -48,6 +49,10 @@ def publish(registry: Registry, text: str, signer: Signer | None) -> tuple[str, 
 def texts(registry: Registry, target: str = TAG) -> list[str]:
     found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), target)
     assert not refused
+    return texts_in(found)
+
+
+def texts_in(found: list[Envelope]) -> list[str]:
     return sorted(
         match[1].decode()
         for envelope in found
@@ -60,7 +65,9 @@ def listed(registry: Registry) -> int:
     return len(manifest.layers) if manifest else 0
 
 
-def publish_during(registry: Registry, line: str, *others: tuple[str, Signer | None]) -> None:
+def publish_during(
+    registry: Registry, line: str, *others: tuple[str, Signer | None], publish: Callable[..., object] = publish
+) -> None:
     """Let other machines publish a statement each, while the registry has received a request and has not answered."""
 
     def interleave(request: str) -> None:
@@ -196,3 +203,118 @@ def test_the_number_of_requests_for_statements_is_limited(registry: Registry, mo
     assert (found, [one.reason.id for one in refused]) == ([], ["too-large"])
     requested = [line for line, _ in registry.requests if f"{TAG}-" in line]
     assert requested == [f"GET /v2/team/sample/manifests/{name}" for name in names[:3]]
+
+
+# an image
+
+SUBJECT = Manifest(b'{"mediaType": "x"}', oci_types.MANIFEST)
+ATT, INDEX = registry_attestations.att_tag(SUBJECT.digest), oci_types.fallback_tag(SUBJECT.digest)
+
+
+def publish_about_image(registry: Registry, text: str, signer: Signer | None) -> int:
+    wanted = [(KIND, f'{{"text": "{text}"}}'.encode())]
+    return registry_attestations.publish(place(registry), SUBJECT, wanted, signer)
+
+
+def texts_about_image(registry: Registry) -> list[str]:
+    found, refused = registry_attestations.fetch_envelopes(place(registry), SUBJECT.digest)
+    assert not refused
+    return texts_in(found)
+
+
+def texts_in_att(registry: Registry) -> list[str]:
+    return texts_in([json.loads(registry.blobs[item["digest"]]) for item in document(registry, ATT)["layers"]])
+
+
+def document(registry: Registry, tag: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(registry.manifests[tag][1])
+    return found
+
+
+IMAGE_REQUESTS = [
+    f"GET /v2/team/sample/manifests/{re.escape(ATT)}",
+    f"PUT /v2/team/sample/manifests/{re.escape(ATT)}",
+    "PUT /v2/team/sample/manifests/sha256:.*",
+    "PUT .*blobs/uploads/.*",
+    "GET /v2/team/sample/referrers/.*",
+]
+
+
+@pytest.mark.parametrize("line", [*IMAGE_REQUESTS, f"PUT /v2/team/sample/manifests/{INDEX}(-.*)?"])
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("same_key", [True, False])
+def test_two_machines_that_publish_about_an_image_lose_nothing(
+    registry: Registry, signer: Signer, line: str, before: int, same_key: bool
+) -> None:
+    """One machine has read the lists, and writes them after the other has written them. The next push completes
+    both."""
+    if before:
+        publish_about_image(registry, "earlier", new_signer())
+    publish_during(registry, line, ("second", signer if same_key else new_signer()), publish=publish_about_image)
+    publish_about_image(registry, "first", signer)
+    assert registry.on_request is None
+    every = ["earlier", "first", "second"][1 - before :]
+    assert texts_about_image(registry) == every
+
+    assert publish_about_image(registry, "first", signer) == 0
+    assert texts_in_att(registry) == texts_about_image(registry) == every
+    assert len(document(registry, INDEX)["manifests"]) == len(every)
+    registry.requests.clear()
+    assert publish_about_image(registry, "first", signer) == 0
+    assert registry.written() == []
+
+
+@pytest.mark.parametrize("line", IMAGE_REQUESTS)
+def test_a_registry_that_lists_referrers_needs_no_tags(registry: Registry, signer: Signer, line: str) -> None:
+    registry.referrers = True
+    publish_during(registry, line, ("second", new_signer()), publish=publish_about_image)
+    publish_about_image(registry, "first", signer)
+    assert texts_about_image(registry) == ["first", "second"]
+    assert publish_about_image(registry, "first", signer) == 0
+    assert texts_in_att(registry) == ["first", "second"]
+    assert [name for name in registry.manifests if ":" not in name] == [ATT]
+    assert registry.tag_pages == []
+
+
+def test_an_unsigned_push_at_the_same_time_loses_nothing_signed(registry: Registry, signer: Signer) -> None:
+    publish_during(registry, IMAGE_REQUESTS[1], ("second", signer), publish=publish_about_image)
+    publish_about_image(registry, "first", None)
+    assert texts_about_image(registry) == ["first", "second"]
+
+
+def test_statements_of_other_kinds_stay_only_in_their_bundles(registry: Registry, signer: Signer) -> None:
+    wanted = [("https://example/other", b'{"text": "other"}')]
+    registry_attestations.publish(place(registry), SUBJECT, wanted, new_signer())
+    del registry.manifests[ATT]
+    publish_about_image(registry, "first", signer)
+    assert (texts_in_att(registry), texts_about_image(registry)) == (["first"], ["first", "other"])
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"layers": 1, "artifactType": "%s"}' % registry_attestations.BUNDLE.encode()])
+def test_an_invalid_tag_of_one_bundle_hides_no_other(registry: Registry, signer: Signer, raw: bytes) -> None:
+    publish_during(registry, f"PUT /v2/team/sample/manifests/{INDEX}", ("second", signer), publish=publish_about_image)
+    publish_about_image(registry, "first", signer)
+    registry.manifests[f"{INDEX}-{'0' * 16}"] = registry.manifests[oci_types.digest_of(raw)] = (oci_types.MANIFEST, raw)
+    found, refused = registry_attestations.fetch_envelopes(place(registry), SUBJECT.digest)
+    assert (texts_in(found), len(refused)) == (["first", "second"], 1)
+    publish_about_image(registry, "first", signer)
+    assert len(document(registry, INDEX)["manifests"]) == 2
+
+
+def test_a_bundle_about_another_image_is_not_listed(registry: Registry, signer: Signer) -> None:
+    other = Manifest(b'{"mediaType": "y"}', oci_types.MANIFEST)
+    registry_attestations.publish(place(registry), other, [(KIND, b'{"text": "other"}')], signer)
+    own = next(name for name in registry.manifests if "-" in name.removeprefix("sha256-"))
+    publish_about_image(registry, "first", signer)
+    registry.manifests[f"{INDEX}-{own.rpartition('-')[2]}"] = registry.manifests[own]
+    found, refused = registry_attestations.fetch_envelopes(place(registry), SUBJECT.digest)
+    assert (texts_in(found), [one.reason.id for one in refused]) == (["first"], ["subject"])
+    publish_about_image(registry, "second", signer)
+    assert len(document(registry, INDEX)["manifests"]) == 2
+
+
+def test_a_registry_without_a_list_of_tags_keeps_statements_about_an_image(registry: Registry, signer: Signer) -> None:
+    registry.tag_page = None
+    for text in ("first", "second"):
+        publish_about_image(registry, text, signer)
+    assert texts_about_image(registry) == texts_in_att(registry) == ["first", "second"]
