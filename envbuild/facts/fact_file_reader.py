@@ -1,7 +1,7 @@
 """Reads and validates the fact files: those shipped in facts/data/, and a site's own.
 
-A site's GPUs and advisories come from `facts.d/*.yaml` in the folder of its config.yaml, in the format of
-facts/data/gpus.yaml and facts/data/advisories.yaml.
+A site's GPUs and advisories come from `facts.d/*.yaml` (or `*.yml`) in the folder of its config.yaml, in the format of
+facts/data/gpus.yaml and facts/data/advisories.yaml. Files with other names are not read.
 
 `rows` and `extensible` raise FactsError if the rows that they read are malformed. The error lists all malformed entries
 of those rows, with file and line. `read` only parses a file and does not validate its values.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass as plain
@@ -97,8 +98,16 @@ def rows(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
 
 
 def site_files() -> tuple[Path, ...]:
-    """A site's own fact files, sorted by name."""
-    return tuple(sorted((user_folders.config_file().parent / "facts.d").glob("*.yaml")))
+    """A site's own fact files, sorted by name. A name with a leading dot is an editor's or a tool's. Raises FactsError
+    if the folder cannot be listed: without the site's advisories, a version that they refuse would be chosen."""
+    folder = user_folders.config_file().parent / "facts.d"
+    if not os.path.lexists(folder):
+        return ()
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise FactsError(f"{folder} cannot be listed: {error.strerror}", hint="it must be a readable folder") from error
+    return tuple(file for file in files if file.suffix in (".yaml", ".yml") and not file.name.startswith("."))
 
 
 def facts_digest() -> str:

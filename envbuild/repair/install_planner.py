@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from envbuild.facts import fact_file_reader
 from envbuild.lock import lock_file, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.repair import install_plan
@@ -22,6 +23,8 @@ def plan_and_cache(name: str) -> InstallPlan:
         loaded = profile_reader_and_overrides.load(name)
         lock = lock_file.current_lock(loaded, plan_resolver.resolve(loaded))
     plan = plan_for_lock(loaded.name, loaded.known, lock, loaded.profile.env)
+    if not reads.files.keys() >= set(fact_file_reader.site_files()):
+        return plan  # this process read the site's facts earlier, and they may have changed since then
     try:
         install_plan.store(name, plan, reads.files, reads.paths)
     except OSError as error:  # a full or read-only disk

@@ -847,6 +847,52 @@ def test_faults_of_several_files_are_reported_together() -> None:
     assert all(name in faults for name in ("a.yaml", "b.yaml", "c.yaml"))
 
 
+@pytest.mark.parametrize("name", ["own.yaml", "own.yml", "a b.yaml"])
+def test_each_yaml_file_of_a_site_is_read(name: str) -> None:
+    file = site(OWN, name)
+    before = fact_file_reader.facts_digest()
+    assert fact_file_reader.site_files() == (file,)
+    assert "x1" in database.gpus() and database.advisories()[-1].id == "site-slow-switch"
+    file.write_text(OWN.replace("8", "9"), encoding="utf-8")
+    assert fact_file_reader.facts_digest() != before
+
+
+@pytest.mark.parametrize("name", [".own.yaml", ".#own.yaml", "own.yaml~", "own.yaml.bak", "README.md"])
+def test_other_files_of_a_site_are_skipped(name: str) -> None:
+    """Copies and locks of editors stand in the folder while a fact file is edited."""
+    digest = fact_file_reader.facts_digest()
+    file = site("no facts: [")
+    file.rename(file.with_name(name))
+    assert fact_file_reader.site_files() == () and fact_file_reader.facts_digest() == digest
+    assert "x1" not in database.gpus()
+
+
+def test_a_locked_file_of_an_editor_does_not_stop_a_command() -> None:
+    file = site(OWN)
+    file.with_name(".#own.yaml").symlink_to("user@host.1234")  # as Emacs makes it
+    assert fact_file_reader.site_files() == (file,)
+
+
+@pytest.mark.parametrize(
+    ("target", "word"), [("missing", "No such file"), ("facts.d", "symbolic links"), (None, "Not a")]
+)
+def test_a_folder_of_facts_that_cannot_be_listed_is_an_error(target: str | None, word: str) -> None:
+    """Without the site's advisories, a version that they refuse would be chosen."""
+    folder = site(OWN).parent
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(target) if target else folder.write_text(OWN)
+    for read in (database.advisories, database.gpus, fact_file_reader.facts_digest):
+        with pytest.raises(FactsError, match=rf"facts\.d cannot be listed: {word}"):
+            read()
+
+
+def test_an_unreadable_fact_file_is_an_error() -> None:
+    site(OWN).with_name("gone.yaml").symlink_to("missing")
+    with pytest.raises(FactsError) as raised:
+        database.advisories()
+    assert [fault.message for fault in raised.value.faults if "gone.yaml cannot be read" in fault.message]
+
+
 def test_errors_of_applications_are_those_of_the_selftest() -> None:
     """The self-test cannot read the facts, so it has its own copy."""
     pytest.importorskip("torch")

@@ -74,6 +74,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a deep cache": lambda project: cache_file().write_text("[" * 100_000),
     "a FIFO": lambda project: fifo(project / NAMES[1]),
     "a new fact file of the site": lambda project: (site_facts() / "own.yaml").write_text("{}"),
+    "content of a fact file of the site": lambda project: (site_facts() / "there.yaml").write_text("as_of: 2026-12\n"),
     "another target of the parent's folder": lambda project: relink(project / "elsewhere", project / "copy"),
     "another target of the folder of profiles": lambda project: relink(project / "profiles", project / "profiles-2"),
     "a list in the cache": lambda project: cache_file().write_text("[]"),
@@ -116,6 +117,7 @@ def cache_file() -> Path:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_after_a_change_it_is_made_again(project: Path, change: str) -> None:
+    (site_facts() / "there.yaml").write_text("as_of: 2026-11\n")
     install_planner.plan_and_cache("sample")
     assert install_plan.cached("sample") is not None
     CHANGES[change](project)
@@ -144,6 +146,28 @@ def test_a_change_of_envbuild_itself_counts(tmp_path: Path, monkeypatch: pytest.
     (package / "repair" / "module.py").write_text("2")
     os.utime(package / "repair" / "module.py", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert install_plan.cached("sample") is None, "the time of the inode's change shows it"
+
+
+def test_the_facts_of_envbuild_count_without_being_listed() -> None:
+    """Their states are among those of envbuild's own files. The site's facts are listed, and so are the profiles."""
+    own = site_facts() / "there.yaml"
+    own.write_text("as_of: 2026-11\n")
+    install_planner.plan_and_cache("sample")
+    files = json.loads(cache_file().read_text())["files"]
+    package = Path(install_plan.__file__).parent.parent
+    assert str(own) in files and len(files) == 1 + len(NAMES)
+    facts = {path for path, _ in install_plan._own_files(str(package)) if path.startswith(f"{package}/facts/data/")}
+    assert facts == {str(file) for file in (package / "facts" / "data").iterdir()}
+
+
+def test_facts_that_were_read_before_the_plan_count_too(project: Path) -> None:
+    """A process reads the site's facts once."""
+    own = site_facts() / "there.yaml"
+    own.write_text("as_of: 2026-11\n")
+    install_planner.plan_and_cache("sample")
+    install_planner.plan_and_cache("sample")
+    own.write_text("as_of: 2026-12\n")
+    assert install_plan.cached("sample") is None
 
 
 def test_a_file_changed_while_it_was_planned_is_not_cached(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
