@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import sys
@@ -15,7 +16,7 @@ from envbuild.image.layers import gzip_members, nvcc_links
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks, write_compressed
 from envbuild.image.layers.layer_writer import EXECUTABLE, TAR_BLOCK, WRITER_VERSION, WrittenLayer, tar_header
 from envbuild.util import strict_and_canonical_json, temporary_files, user_folders
-from envbuild.util.errors import BuildError, HashMismatch
+from envbuild.util.errors import BuildError, HashMismatch, printable
 from envbuild.util.host_processes import run
 
 NVCC_RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+),")
@@ -53,7 +54,8 @@ class ArchiveLayer:
             )
         with temporary_files.folder("archive", user_folders.cache_folder("layers")) as folder:
             target = folder / "content"
-            done = run([sys.executable, UNPACKER, self.kind, self.file, target], timeout=1800)
+            command = [sys.executable, UNPACKER, self.kind, self.file, target]
+            done = run(command, env={"PYTHONUTF8": "1"}, timeout=1800)  # the same names in every locale
             if done.code:
                 raise BuildError(f"{self.kind} cannot be unpacked", hint=done.stderr.strip().removeprefix("error: "))
             if self.release:
@@ -91,10 +93,10 @@ def _tar(content: Path, root: str) -> Iterator[bytes]:
     for count in range(1, len(parts) + 1):
         yield tar_header(f"{'/'.join(parts[:count])}/", b"5", EXECUTABLE)
     names: dict[int, str] = {}  # inode -> the first path of a file
-    for path in sorted(content.rglob("*"), key=lambda path: path.relative_to(content).parts):
-        name, found = f"{root}/{path.relative_to(content)}", path.lstat()
+    for path in sorted(content.rglob("*"), key=lambda path: os.fsencode(path).split(b"/")):
+        name, found = f"{root}/{_utf8(path.relative_to(content))}", path.lstat()
         if stat.S_ISLNK(found.st_mode):
-            yield tar_header(name, b"2", 0o777, target=str(path.readlink()))
+            yield tar_header(name, b"2", 0o777, target=_utf8(path.readlink()))
         elif stat.S_ISDIR(found.st_mode):
             yield tar_header(f"{name}/", b"5", EXECUTABLE)
         elif names.setdefault(found.st_ino, name) != name:
@@ -104,3 +106,13 @@ def _tar(content: Path, root: str) -> Iterator[bytes]:
             yield from file_blocks(path)
             yield b"\0" * (-found.st_size % TAR_BLOCK)
     yield b"\0" * 2 * TAR_BLOCK
+
+
+def _utf8(path: Path) -> str:
+    """The path, decoded as UTF-8 in every locale. Raises BuildError if that is not possible."""
+    try:
+        return os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        raise BuildError(
+            f"the archive has a path that is not UTF-8: {printable(str(path))!r}", hint="use another archive"
+        ) from None

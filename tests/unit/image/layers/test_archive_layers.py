@@ -75,6 +75,40 @@ def test_the_folder_may_be_another_one(tmp_path: Path) -> None:
     assert plain.key != moved.key
 
 
+_DIGEST = """
+import os, sys
+from pathlib import Path
+from envbuild.image.layers.archive_layers import ArchiveLayer
+os.umask(int(sys.argv[3], 8))
+print(ArchiveLayer(Path(sys.argv[1]), "cuda-toolkit", sys.argv[2]).write(len, len).digest)
+"""
+
+
+def test_the_digest_depends_on_neither_locale_nor_umask_nor_time_zone(tmp_path: Path) -> None:
+    members: Members = {**TOOLKIT_MEMBERS, "cuda/\u00e4": b"x", "cuda/z": {"type": LINK, "linkname": "\u00e4"}}
+    sha256 = write_tar(tmp_path / "archive", members)
+    environments = [
+        {"LC_ALL": "C.UTF-8", "TZ": "UTC", "umask": "022"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TZ": "Asia/Tokyo", "umask": "077"},
+    ]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGEST, tmp_path / "archive", sha256, variables.pop("umask")],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for variables in environments
+    }  # fmt: skip
+    assert len(digests) == 1 and "sha256:" in digests.pop()
+
+
+def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    for members in ({"cuda/\udcff": b"x"}, {"cuda/z": {"type": LINK, "linkname": "\udcff"}}):
+        sha256 = write_tar(tmp_path / "archive", {**TOOLKIT_MEMBERS, **members})
+        with pytest.raises(BuildError, match="not UTF-8"):
+            ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256).write(len, len)
+
+
 def test_files_that_are_hard_links_stay_so(tmp_path: Path) -> None:
     members: Members = {**TOOLKIT_MEMBERS, "cuda/b": b"x" * 5000, "cuda/a": {"type": HARD, "linkname": "cuda/b"}}
     sha256 = write_tar(tmp_path / "archive", members)
