@@ -9,6 +9,11 @@ IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
 """Matches a URL in a sentence, without punctuation that follows the URL."""
 
 
+_PATH_IN_TEXT = re.compile(r"\burl: (/[^\s?#]*)[?#]\S*")
+"""Matches a path with a query as in the errors of urllib3: `Max retries exceeded with url: /path?query (Caused by ...`.
+The query may be a signature that grants access."""
+
+
 def validate_url(text: str) -> str:
     """Return the URL if urllib can parse it; otherwise raise ValueError. A regular expression alone would accept
     `https://a[b/c`."""
@@ -34,8 +39,9 @@ def redact_url(address: str) -> str:
 
 
 def struck(text: str) -> str:
-    """Return the text with each URL in it redacted by `redact_url`."""
-    return IN_TEXT.sub(lambda found: redact_url(found[0]), text)
+    """Return the text with each URL in it redacted by `redact_url`, and without the query of a path in an error of
+    urllib3."""
+    return _PATH_IN_TEXT.sub(r"url: \1", IN_TEXT.sub(lambda found: redact_url(found[0]), text))
 
 
 def host(place: str) -> str:

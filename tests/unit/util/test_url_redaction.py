@@ -34,6 +34,9 @@ def test_no_password_and_the_right_host(address: str, shown: str) -> None:
         ("at `https://u:p@h/a.whl`.", "at `https://h/a.whl`."),
         ("from file:///a/b and http://h/x: gone", "from file:///a/b and http://h/x: gone"),
         ("no address: a//b, c:/d", "no address: a//b, c:/d"),
+        ("retries exceeded with url: /b/x?Signature=s3cr3t (Caused by", "retries exceeded with url: /b/x (Caused by"),
+        ("with url: /x#s3cr3t", "with url: /x"),
+        ("with url: /b/x (Caused by", "with url: /b/x (Caused by"),
     ],
 )
 def test_no_password_of_any_address_in_a_text(text: str, struck: str) -> None:
