@@ -34,6 +34,8 @@ CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved"
 # Cases that need the wheels or the image of the first pin to exist already.
 _BUILT = {"here", "link", "commands", "cores"}
 _DISK = 4 << 30
+_FOLDER = Path("/var/tmp/envbuild-bench")
+_MARK = ".envbuild-bench"  # the file that marks another folder as one of this benchmark
 _PARTS = (
     "base", "cache", "compiled", "config", "contexts", "engine", "locks", "plain", "project", "proved", "registry",
     "state",
@@ -59,9 +61,12 @@ def main() -> None:
         help=f"envbuild, and these of: {', '.join(table.TITLES)}",
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="folder of the run; its wheels stay"
-    )
+        "--folder", type=Path, default=_FOLDER, help="new or empty folder of the run, or that of an earlier run, "
+        "whose wheels are used again",
+    )  # fmt: skip
     arguments = parser.parse_args()
+    if not _may_use(arguments.folder):
+        parser.error(f"{arguments.folder} has files that this benchmark did not write, and would remove some of them")
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -86,6 +91,7 @@ def _measured(
 ) -> tuple[dict[str, Any], dict[str, Any], BaseException | None]:
     """Measure, and return the values by case, the conditions of the measurement, and the reason if it ended early."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
     _clean(folder)
     locked, cublas = stocks.kept(folder, say)
     for part in ("project", "registry"):
@@ -153,6 +159,11 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
 def _kept(arguments: argparse.Namespace) -> bool:
     """Whether to keep the values of an earlier run together with the new ones."""
     return set(arguments.only) < set(CASES) and (RESULTS / "build.json").is_file()
+
+
+def _may_use(folder: Path) -> bool:
+    """Whether `_clean` removes no files of others in the folder, such as `project` or `cache` in a home folder."""
+    return folder == _FOLDER or not folder.exists() or (folder / _MARK).is_file() or not any(folder.iterdir())
 
 
 def _clean(folder: Path) -> None:

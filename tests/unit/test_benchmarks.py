@@ -97,6 +97,21 @@ def test_the_starting_point_of_a_case_is_built(only: list[str], built: int, monk
     assert done.count(PINS[0]) == built and "a case" not in done[:built]
 
 
+def test_a_folder_with_files_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark removes folders with such names as `project`."""
+    kept = tmp_path / "home" / "project" / "file"
+    assert build._may_use(tmp_path / "home") and build._may_use(tmp_path)
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    monkeypatch.setattr(build, "_measured", MagicMock())
+    monkeypatch.setattr(sys, "argv", ["build.py", "--folder", str(tmp_path / "home")])
+    with pytest.raises(SystemExit, match="2"):
+        build.main()
+    assert kept.is_file()
+    (tmp_path / "home" / build._MARK).touch()
+    assert build._may_use(tmp_path / "home")
+
+
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit("docker ended with 1"), KeyboardInterrupt()])
 def test_measurements_are_kept_after_any_ending(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
