@@ -125,9 +125,9 @@ def test_a_status_that_may_pass_is_retried(sender: Sender, status: int, request_
 @pytest.mark.parametrize("request_", ["HEAD .*", "POST .*", PART, "PUT .*", "GET .*"])
 @pytest.mark.parametrize("status", [400, 401, 403, 409, 422, 501])
 def test_other_statuses_are_final(sender: Sender, status: int, request_: str) -> None:
-    begin = [] if request_ != "GET .*" else [(PART, 503, {})]
+    begin: list[tuple[str, int, dict[str, str]]] = [] if request_ != "GET .*" else [(PART, 503, {})]
     if request_ == PART:  # before the first part, some of these mean that the registry accepts no parts
-        sender.on_part = lambda number: number == 1 and sender.registry.failures.append((PART, status, {}))
+        sender.on_part = lambda number: sender.registry.failures.append((PART, status, {})) if number == 1 else None
     else:
         sender.registry.failures = [*begin, (request_, status, {})]
     with pytest.raises(NetworkError, match=str(status)):
@@ -193,7 +193,7 @@ def test_an_upload_that_expires_before_its_end_is_sent_again(sender: Sender) -> 
 
 def test_an_upload_that_always_expires_is_an_error(sender: Sender) -> None:
     """The parts that are sent again and again do not count as progress."""
-    sender.on_part = lambda number: number == 3 and sender.registry.sessions.clear()
+    sender.on_part = lambda number: sender.registry.sessions.clear() if number == 3 else None
     with pytest.raises(NetworkError, match="404"):
         sender.send()
     assert sender.pauses == [*PAUSES]

@@ -226,6 +226,7 @@ def test_an_upload_elsewhere_takes_no_credentials_along(
     registry.user, registry.password = "me", SECRET
     docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
     with serving(Registry()) as thief:
+        thief.sessions["/v2/team/h20/blobs/uploads/one"] = bytearray()
         there = f"http://localhost:{thief.port}/v2/team/h20/blobs/uploads/one"
         registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": there}, b"")
         repository(registry).put_blob(b"content")
