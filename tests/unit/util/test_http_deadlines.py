@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import pytest
 import requests
@@ -46,7 +48,7 @@ def test_a_transfer_that_ends_leaves_the_sockets_own_time_out(ends: tuple[socket
 
 
 class SlowReader:
-    """A server that reads the body of one request slowly, and then answers."""
+    """A server that reads the body of each request slowly, and then answers."""
 
     def __init__(self, size: int, rate: int) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -56,14 +58,19 @@ class SlowReader:
         self.thread.start()
 
     def _read(self, size: int, rate: int) -> None:
-        connection, _ = self.socket.accept()
-        with connection, connection.makefile("rb") as stream:
-            while stream.readline().strip():
-                pass
-            while size and (block := stream.read1(min(size, 1 << 16))):
-                size -= len(block)
-                time.sleep(len(block) / rate)
-            connection.sendall(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                with connection, connection.makefile("rb") as stream:
+                    self._read_request(stream, size, rate)
+                    connection.sendall(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+
+    def _read_request(self, stream: BinaryIO, size: int, rate: int) -> None:
+        while stream.readline().strip():
+            pass
+        while size and (block := stream.read(min(size, 1 << 16))):
+            size -= len(block)
+            time.sleep(len(block) / rate)
 
 
 def session(network: Network) -> requests.Session:
@@ -87,7 +94,8 @@ def test_a_large_body_may_take_longer_than_the_deadline(least: int, passes: bool
 
 @pytest.mark.parametrize("size", [0, 1 << 24])
 def test_a_session_is_aborted_while_another_thread_waits(size: int) -> None:
-    slow, http, errors = SlowReader(size + 1, 1), session(Network()), list[object]()
+    slow, ready = SlowReader(size + 1, 1), SlowReader(0, 1)
+    http, errors = session(Network()), list[object]()
 
     def send() -> None:
         try:
@@ -100,7 +108,9 @@ def test_a_session_is_aborted_while_another_thread_waits(size: int) -> None:
     time.sleep(0.5)
     http_deadlines.abort(http)
     thread.join(20)
-    slow.socket.close()
     assert not thread.is_alive() and len(errors) == 1
     with pytest.raises(requests.ConnectionError):
-        http.get(slow.url)
+        http.get(ready.url)
+    assert session(Network()).get(ready.url).status_code == 201
+    for server in (slow, ready):
+        server.socket.close()
