@@ -38,6 +38,8 @@ ENVIRONMENT = re.compile(
     r"(bin/)?pyvenv\.cfg|lib64|bin/(lib(64)?/.*|pybuilddir\.txt|python(3(\.[0-9]+)?)?(\._pth)?"
     r"|activate([._][a-z0-9_.]*)?|Activate\.ps1)"
 )
+# The folders of the virtual environment.
+_FOLDERS = re.compile(r"bin|(lib|include)(/python3\.[0-9]+)?|lib/python3\.[0-9]+/site-packages")
 _DISTRIBUTION = re.compile(r"([^/]+?)(?:-[^/-]+)?(?:-py[^/]*)?\.(?:dist|egg)-info(?:/.*)?")
 _MODULE = re.compile(r"((?:[^/]+/)*)([^/.]+)(?:\.py|\.pyc|(?:\.abi3|\.cpython-[^/.]+)?\.so)")
 _BYTECODE = re.compile(r"((?:[^/]+/)*)__pycache__/([^/.]+)\.[^/]+\.pyc")
@@ -98,6 +100,13 @@ def installed(member: str, distribution: str) -> str:
     return f"{SITE}/{path}"
 
 
+def replaces_environment(path: str, folder: bool = False) -> bool:
+    """Whether a file, or an empty folder, at a path below the environment's folder would replace a file or a folder of
+    the environment."""
+    parts = (path, *_folders(path))
+    return (not folder and _FOLDERS.fullmatch(path) is not None) or any(map(ENVIRONMENT.fullmatch, parts))
+
+
 def read(stream: IO[bytes], file: str) -> Listing:
     """List the files of a wheel. `stream`: its bytes; `file`: its file name. Raises ValueError for an invalid wheel."""
     try:
@@ -122,7 +131,7 @@ def read(stream: IO[bytes], file: str) -> Listing:
     except (InvalidWheelFilename, *BROKEN, configparser.Error) as error:
         raise ValueError(printable(str(error))[:200] or type(error).__name__) from None
     faults += [
-        f"it installs {path!r}, which is part of the environment" for path in files if ENVIRONMENT.fullmatch(path)
+        f"it installs {path!r}, which is part of the environment" for path in files if replaces_environment(path)
     ]
     faults += [f"it installs {path!r}, which the loader prefers to libraries of other packages" for path in files
                if elf_reader.HWCAPS in path.split("/")]  # fmt: skip

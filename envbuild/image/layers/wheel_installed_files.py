@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from envbuild.fetch.wheel_file_lists_and_clashes import ENVIRONMENT, is_inside
+from envbuild.fetch.wheel_file_lists_and_clashes import is_inside, replaces_environment
 from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, LayerFolder, WheelContent
 from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.resolve.plan_resolver import VENV
@@ -28,7 +28,7 @@ from envbuild.util.errors import printable
 UV_VERSION = "0.13.9"
 _PLACEHOLDER = b"#!python"
 # Names that a script must not have, because it would hide an interpreter. uv refuses most of them too.
-_RESERVED = re.compile(r"bin/(?:python|pypy|graalpy|pyodide)w?[0-9.]*t?(?:\.exe)?", re.IGNORECASE)
+_RESERVED = re.compile(r"bin/(?:python|pypy|graalpy|pyodide)w?[0-9.]*t?(?:\.exe)?(?:/|\Z)", re.IGNORECASE)
 _SECTION = re.compile(r"\[([^\[\]]+)\]")
 _COMMAND = re.compile(r"(?P<module>[\w.-]+) *: *(?P<function>[\w.]+)(?: *\[ *\w[\w ,.-]*\])?")
 _VERSIONED_PIP = re.compile(r"pip3\.[0-9]+")
@@ -215,12 +215,12 @@ class _Installer:
 
     def _path(self, path: str) -> str:
         """Return the path from the root of the image. lib64 is a link to lib in every virtual environment."""
-        return f"{self.root}/{re.sub('^lib64/', 'lib/', path)}"
+        return f"{self.root}/{re.sub('^lib64(?=/|$)', 'lib', path)}"
 
     def _put(self, entry: LayerEntry, member: WheelMember | None) -> None:
         name = member.name if member else None
         path = entry.path.removeprefix(f"{self.root}/")
-        if not isinstance(entry, LayerFolder) and (ENVIRONMENT.fullmatch(path) or _RESERVED.fullmatch(path)):
+        if replaces_environment(path, isinstance(entry, LayerFolder)) or _RESERVED.match(path):
             raise self.wheel.refused(name, f"{path} is a part of the environment")
         known = self._found.setdefault(entry.path, entry)
         if known is not entry and known != entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.fetch.wheel_file_lists_and_clashes import ENVIRONMENT
+from envbuild.fetch.wheel_file_lists_and_clashes import ENVIRONMENT, replaces_environment
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,17 @@ from envbuild.fetch.wheel_file_lists_and_clashes import ENVIRONMENT
 def test_scripts_of_packages_are_no_files_of_the_environment(path: str, own: bool) -> None:
     """argcomplete, which many tools require, installs activate-global-python-argcomplete."""
     assert bool(ENVIRONMENT.fullmatch(path)) == own
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "folder"),
+    [
+        ("bin", True, False), ("lib", True, False), ("include/python3.11", True, False),
+        ("lib/python3.11/site-packages", True, False), ("lib64", True, True), ("bin/python", True, True),
+        ("bin/python3/x", True, True), ("pyvenv.cfg/x/y", True, True), ("bin/activate/x", True, True),
+        ("bin/tool", False, False), ("bin/sub/tool", False, False), ("lib/x", False, False), ("share", False, False),
+        ("site-packages/bin", False, False), ("site-packages/lib", False, False), ("include/site", False, False),
+    ],
+)  # fmt: skip
+def test_files_and_folders_that_would_replace_the_environments_own(path: str, file: bool, folder: bool) -> None:
+    assert (replaces_environment(path), replaces_environment(path, folder=True)) == (file, folder)

@@ -110,6 +110,12 @@ ODD: dict[str, dict[str, object]] = {
             f"{_DATA}/scripts/": Item(mode=0o40755, method=STORED),
         }
     },
+    "the environment's own folders": {
+        "files": {
+            f"{_DATA}/data/{folder}/": Item(mode=0o40755, method=STORED)
+            for folder in ("lib64", "lib", "bin", "include", "lib/python3.11/site-packages", "lib64/python3.11")
+        }
+    },
     "data": {
         "files": {
             f"{_DATA}/purelib/odd/p.py": b"p",
@@ -202,6 +208,15 @@ REFUSED_BY_BOTH: dict[str, dict[str, object]] = {
     "another name inside": {"files": {}, "inner": "other-1.0"},
     "two .dist-info folders": {"files": {"other-1.0.dist-info/METADATA": b""}},
     "a file that is a folder": {"files": {"odd/a": b"", "odd/a/b": b""}},
+    **{
+        f"a file at {path}": {"files": {f"{_DATA}/data/{path}": b""}}
+        for path in ("bin", "lib", "lib/python3.11/site-packages", "bin/python/x",
+                     "bin/python3.11/x", "pyvenv.cfg/x", "bin/activate/x", "lib64/python3.11")
+    },
+    **{
+        f"a folder at {path}": {"files": {f"{_DATA}/data/{path}/": Item(mode=0o40755, method=STORED)}}
+        for path in ("bin/python", "pyvenv.cfg", "bin/activate")
+    },
     "two columns": {"files": {}, "record": "a,b,c\na,b\n"},
     "a size in words": {"files": {}, "record": "a,,x\n"},
 }  # fmt: skip
@@ -239,6 +254,10 @@ REFUSED_BY_US: dict[str, tuple[dict[str, object], str]] = {
         {"files": {f"{_DATA}/data/pyvenv.cfg": b""}},
         "pyvenv.cfg is a part of the environment",
     ),
+    **{
+        f"a file at {path}": ({"files": {f"{_DATA}/data/{path}": b""}}, f"{found} is a part of the environment")
+        for path, found in (("lib64", "lib"), ("include", "include"))
+    },
     "an interpreter by another name": (
         {"files": {f"{_DATA}/scripts/python2": b""}},
         "bin/python2 is a part of the environment",

@@ -48,6 +48,10 @@ class UvOracle:
     def _listed(folder: Path) -> list[Path]:
         return [path.relative_to(folder) for path in folder.rglob("*")]
 
+    def _is_folder(self, path: Path) -> bool:
+        """Whether a folder in a layer leaves this path of the empty environment as it is."""
+        return (self.empty / path).is_dir() and not (self.empty / path).is_symlink()
+
     def install(self, *wheels: Path) -> Tree:
         """Install wheels into an empty environment. Raises UvRefused."""
         shutil.rmtree(self.environment, ignore_errors=True)
@@ -72,11 +76,11 @@ class UvOracle:
             write_layer(installed_files(reader, PYTHON, str(self.environment)), packed.write)
         found = read_layer(packed.getvalue())
         inside = f"{self.environment}/".lstrip("/")
-        shared = {str(path) for path in self._before}
+        shared = {str(path) for path in self._before if self._is_folder(path)}
         return {
             path.removeprefix(inside): about
             for path, about in found.items()
-            if path.startswith(inside) and path.removeprefix(inside) not in shared
+            if path.startswith(inside) and (about[1] is not None or path.removeprefix(inside) not in shared)
         }
 
 
