@@ -54,11 +54,12 @@ class Store:
         path = self.path(sha256, name)
         found = file_digest(path)
         if found != sha256:
-            path.unlink()
-            raise HashMismatch(
-                f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
-                hint="the damaged file was removed: run the same command again to download it",
-            )
+            hint = "the damaged file was removed: run the same command again to download it"
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # only another user may write to the folder
+                hint = f"the damaged file cannot be removed ({error.strerror}): remove {path}, then repeat the command"
+            raise HashMismatch(f"{name} was damaged on this disk: sha256 {found}, locked {sha256}", hint=hint)
 
 
 def check_changed(store: Store, files: Mapping[str, str], record: Path) -> None:

@@ -3,6 +3,9 @@ hash.
 
 A later `pip install` keeps the profile's overrides: as in images, the installed metadata require the overriding
 versions, and pip and uv use the locked versions as constraints.
+
+While uv installs, a file in the environment lists the distributions that it installs. An interrupted run leaves this
+file, and the next run installs them again: one that is only partly there may look complete to uv.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ from envbuild.fetch import sha256_file_store
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.repair.install_plan import InstallPlan
-from envbuild.util import atomic_files, user_folders
+from envbuild.util import atomic_files, process_locks, temporary_files, user_folders
 from envbuild.util.errors import BuildError, FileError, SystemFault
 from envbuild.util.host_processes import run
 
 _BEGIN, _END = "# >>> envbuild >>>", "# <<< envbuild <<<"
 _MARK = ".envbuild-lock"
 _LAST_LINES = 8
+# uv's variables that decide only where and how it writes. Others may leave out or add distributions without an error.
+_UV_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_LINK_MODE", "UV_LOCK_TIMEOUT", "UV_CONCURRENT_INSTALLS")
 
 
 @dataclass(frozen=True)
@@ -55,21 +60,28 @@ def install_lock(plan: InstallPlan, folder: Path, say: Callable[[str], None]) ->
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - do not resolve links
     python = _interpreter(plan.python)
+    with process_locks.exclusive_environment(folder, say):
+        return _install_lock(plan, folder, python, say)
+
+
+def _install_lock(plan: InstallPlan, folder: Path, python: Path, say: Callable[[str], None]) -> InstalledLock:
     _require_environment(folder, plan.python)
     store = sha256_file_store.wheel_store()
     _fetch(plan, store)
     wheels = {locked.wheel.sha256: locked.wheel.file for locked in plan.wheels}
     sha256_file_store.check_changed(store, wheels, _links(plan).with_suffix(".json"))
     names = tuple(sorted(locked.wheel.name for locked in plan.wheels))
-    if (folder / "pyvenv.cfg").is_file():
-        names = tuple(sorted(_missing(folder, plan.wheels)))
-    else:
+    new = not (folder / "pyvenv.cfg").is_file()
+    if new:
         say(f"new environment: {folder}, Python {plan.python}")
         _uv("venv", "--python", str(python), "--no-project", str(folder))
+    else:
+        wanted = _missing(folder, plan.wheels) | _interrupted(folder)
+        names = tuple(name for name in names if name in wanted)
     _write_constraints(plan.constraints, folder)
     _write_activation(folder, plan.profile, plan.variables)
     if names:
-        _install(plan, store, folder, names, say)
+        _install(plan, store, folder, names, say, again=not new)
     _pin_overrides(plan.overrides, folder)
     state: Literal["installed", "up-to-date"] = "installed" if names else "up-to-date"
     return InstalledLock(plan.profile, plan.lock, str(folder), state, plan.python, names, plan.left_out)
@@ -105,7 +117,10 @@ def _require_environment(folder: Path, version: str) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / "pyvenv.cfg").is_file():
-        raise FileError(f"{folder} exists and is not a virtual environment", hint="name a new folder")
+        raise FileError(
+            f"{folder} exists and is not a virtual environment",
+            hint="name a new folder; if an interrupted `envbuild install` left this one, remove it",
+        )
     from envbuild.runners import host_runner  # not needed for a new environment
 
     found = host_runner.version(folder / "bin" / "python")
@@ -134,6 +149,17 @@ def _missing(folder: Path, wheels: Iterable[LockedWheel]) -> set[str]:
     return missing
 
 
+def _interrupted(folder: Path) -> set[str]:
+    """The distributions that an interrupted run was installing in this folder."""
+    file = _progress_file(folder)
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    return {line.partition("==")[0] for line in text.splitlines()}
+
+
+def _progress_file(folder: Path) -> Path:
+    return folder / f"{_MARK}.txt"
+
+
 def _metadata_files(folder: Path) -> dict[str, Path]:
     from envbuild.repair import environment_manager_detection  # imports the audit
 
@@ -158,33 +184,48 @@ def _links(plan: InstallPlan) -> Path:
     return user_folders.cache_folder("find-links") / plan.lock.removeprefix("sha256:")[:12]
 
 
-def _install(plan: InstallPlan, store: Store, folder: Path, names: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _install(
+    plan: InstallPlan, store: Store, folder: Path, names: tuple[str, ...], say: Callable[[str], None], again: bool
+) -> None:
     """Install these distributions with uv from the store of wheels. uv checks the hash of a wheel when it unpacks it
-    into its cache. It links the unpacked files into later environments without reading the wheel again."""
+    into its cache. It links the unpacked files into later environments without reading the wheel again.
+
+    `again`: also install a distribution that uv finds in the environment, because it may be only partly there.
+    """
     links = _links(plan)
     links.mkdir(parents=True, exist_ok=True)  # always the same folder: uv's cache is keyed by the path of a wheel
     os.utime(links)  # `envbuild prune` keeps it for another day
-    lines = []
-    for locked in plan.wheels:
-        wheel = locked.wheel
-        if wheel.name in names:
-            link = links / wheel.file
-            if not link.is_symlink():
-                link.symlink_to(store.path(wheel.sha256, wheel.file))
-            lines.append(f"{wheel.hashed_pin()}\n")
-    listed = folder / f"{_MARK}.txt"
-    atomic_files.write_atomically(listed, "".join(lines))
+    wheels = [locked.wheel for locked in plan.wheels if locked.wheel.name in names]
+    _make_links(links, {wheel.file: store.path(wheel.sha256, wheel.file) for wheel in wheels})
+    listed = _progress_file(folder)
+    atomic_files.write_atomically(listed, "".join(f"{wheel.hashed_pin()}\n" for wheel in wheels))
     say(f"installing {len(names)} distributions")
     _uv(
         "pip", "install", "--python", str(folder), "--no-deps", "--no-index", "--find-links", str(links),
-        "--require-hashes", "--no-build", "-r", str(listed),
+        "--require-hashes", "--no-build", *(["--reinstall"] if again else []), "-r", str(listed),
     )  # fmt: skip
     listed.unlink()
 
 
+def _make_links(folder: Path, targets: Mapping[str, Path]) -> None:
+    """Make symbolic links with these names and targets, also if a link has another target: the cache may have been
+    moved. Another process may do the same at the same time."""
+    changed = [name for name, target in targets.items() if not _leads_to(folder / name, target)]
+    if changed:
+        with temporary_files.folder("links", folder) as made:
+            for name in changed:
+                (made / name).symlink_to(targets[name])
+                (made / name).replace(folder / name)
+
+
+def _leads_to(link: Path, target: Path) -> bool:
+    return link.is_symlink() and link.readlink() == target
+
+
 def _uv(*words: str) -> None:
     argv = [uv.find_uv_bin(), *words, "--no-config", "--offline", "--quiet"]
-    done = run(argv, env={"VIRTUAL_ENV": None, "UV_CONSTRAINT": None, "UV_OVERRIDE": None})
+    others = {name: None for name in os.environ if name.startswith("UV_") and name not in _UV_VARIABLES}
+    done = run(argv, env={"VIRTUAL_ENV": None, **others})
     if done.code:
         lines = [line for line in done.stderr.splitlines() if line.strip()][-_LAST_LINES:]
         raise BuildError(f"uv {' '.join(words[:2])} ended with exit code {done.code}", hint="\n".join(lines) or None)

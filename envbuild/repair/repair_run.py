@@ -3,8 +3,6 @@ repair."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -130,7 +128,7 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
     for example by another repair that this one waited for; RepairFailed if a command fails.
     """
     prefix = plan.manager.prefix
-    with _one_repair_at_a_time(prefix, say):
+    with process_locks.exclusive_environment(prefix, say):
         _require_unchanged(plan, held)
         require_changeable(plan, held)
         project = _project_files(plan)
@@ -146,12 +144,6 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
             say("restoring the files of the environment")
             file_backup.restore(backup)
             raise
-
-
-def _one_repair_at_a_time(prefix: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    """Let only one process at a time change an environment or undo a repair of it."""
-    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
-    return process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say)
 
 
 def _require_unchanged(plan: RepairPlan, held: Holdings) -> None:
@@ -253,7 +245,7 @@ def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str
     """Restore the files that the last repair of an environment replaced. Return the restored distributions, and the
     project files that were not restored because they changed after the repair. Raises FileError if there is nothing to
     undo."""
-    with _one_repair_at_a_time(prefix, say):
+    with process_locks.exclusive_environment(prefix, say):
         backup = file_backup.latest_backup(prefix)
         if backup is None:
             raise FileError(

@@ -4,8 +4,10 @@ they protect, because several checkouts or state folders may share this folder."
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -32,3 +34,9 @@ def exclusive(name: str, doing: str, say: Callable[[str], None]) -> Iterator[Non
         yield
     finally:
         file.release()
+
+
+def exclusive_environment(prefix: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """Let only one process at a time change the environment in this folder."""
+    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
+    return exclusive(f"_environment-{lock}", f"changes {prefix}", say)

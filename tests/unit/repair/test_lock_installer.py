@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from envbuild.repair import install_planner, lock_installer
 from envbuild.repair.lock_installer import InstalledLock
+from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, FileError, HashMismatch, SystemFault
 from unit.repair import test_repair_run
 from unit.repair.test_repair_run import UV, Venv, contents, run
@@ -170,6 +173,108 @@ def test_unchanged_wheels_are_not_read_again(lock: Lock, folder: Path, monkeypat
     install(lock, folder)
     monkeypatch.setattr(Store, "check", lambda *_: pytest.fail("reads a wheel again"))
     assert len(install(lock, folder.with_name("second")).installed) == 4
+
+
+def package_file(folder: Path) -> Path:
+    return next(folder.glob("lib/python3.*/site-packages/torch/__init__.py"))
+
+
+def metadata_of_torch(folder: Path) -> Path:
+    return next(folder.glob("lib/python3.*/site-packages/torch-*.dist-info/METADATA"))
+
+
+@pytest.mark.parametrize("lost", [[package_file], [package_file, metadata_of_torch]])
+def test_what_an_interrupted_installation_left_is_installed_again(
+    lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch, lost: list[Callable[[Path], Path]]
+) -> None:
+    """uv was ended, or the disk was full, while the files of torch were written. To uv, torch is then there."""
+    uv_command = lock_installer._uv
+
+    def interrupted(*words: str) -> None:
+        uv_command(*words)
+        if words[0] == "pip":
+            for file in lost:
+                file(folder).unlink()
+            raise BuildError("stop")
+
+    monkeypatch.setattr(lock_installer, "_uv", interrupted)
+    with pytest.raises(BuildError, match="stop"):
+        install(lock, folder)
+    monkeypatch.undo()
+    assert len(install(lock, folder).installed) == 4
+    assert package_file(folder).is_file() and metadata_of_torch(folder).is_file()
+    assert install(lock, folder).installed == ()
+
+
+def test_a_package_without_metadata_is_installed_again(lock: Lock, folder: Path) -> None:
+    install(lock, folder)
+    metadata_of_torch(folder).unlink()
+    package_file(folder).unlink()
+    assert install(lock, folder).installed == ("torch",)
+    assert package_file(folder).is_file() and metadata_of_torch(folder).is_file()
+
+
+def test_uvs_variables_leave_out_nothing(
+    lock: Lock, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UV_EXCLUDE leaves out distributions without an error, and UV_VENV_SEED needs an index."""
+    (tmp_path / "excluded").write_text("torch\n")
+    monkeypatch.setenv("UV_EXCLUDE", str(tmp_path / "excluded"))
+    monkeypatch.setenv("UV_VENV_SEED", "1")
+    monkeypatch.setenv("UV_BUILD_CONSTRAINT", str(tmp_path / "missing"))
+    install(lock, folder)
+    assert package_file(folder).is_file()
+
+
+def test_links_into_an_earlier_place_of_the_cache_are_replaced(lock: Lock, folder: Path) -> None:
+    install(lock, folder)
+    links = user_folders.cache_folder("find-links") / lock.id.removeprefix("sha256:")[:12]
+    for link in list(links.iterdir()):
+        link.unlink()
+        link.symlink_to(f"/nonexistent/{link.name}")
+    assert len(install(lock, folder.with_name("second")).installed) == 4
+    assert sorted(link.name for link in links.iterdir()) == sorted(one.wheel.file for one in lock.wheels)
+    assert all(link.is_file() for link in links.iterdir())
+
+
+def test_another_installation_in_the_same_folder_waits(
+    lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two installations at once: the second begins when the first has ended, and finds a complete environment."""
+    plan = install_planner.plan_for_lock("sample", "sample", lock, {})
+    done, waits = list[InstalledLock](), threading.Event()
+
+    def say(text: str) -> None:
+        assert "another envbuild changes" in text
+        waits.set()
+
+    second = threading.Thread(target=lambda: done.append(lock_installer.install_lock(plan, folder, say)))
+    uv_command = lock_installer._uv
+
+    def slow(*words: str) -> None:
+        if words[0] == "pip":
+            second.start()
+            assert waits.wait(60)
+        uv_command(*words)
+
+    monkeypatch.setattr(lock_installer, "_uv", slow)
+    first = lock_installer.install_lock(plan, folder, lambda text: None)
+    second.join(60)
+    assert [len(first.installed), *(len(one.installed) for one in done)] == [4, 0]
+
+
+def test_a_damaged_wheel_in_a_store_of_another_user_is_not_installed(
+    lock: Lock, folder: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(next(wheels.glob("nvidia_cublas_cu12-12.1.3.1-*")), stored_cublas(lock))
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(HashMismatch, match="was damaged on this disk") as caught:
+        install(lock, folder)
+    assert str(stored_cublas(lock)) in (caught.value.hint or "") and not folder.exists()
 
 
 def test_a_folder_that_is_something_else_is_left(lock: Lock, folder: Path) -> None:

@@ -452,7 +452,7 @@ def test_the_environment_is_checked_while_no_other_fix_runs(venv: Venv, monkeypa
     check, held = repair_run.require_changeable, list[bool]()
 
     def watched(*arguments: Any) -> None:
-        held.append(any(is_locked(file) for file in user_folders.cache_folder("locks").glob("_fix-*.lock")))
+        held.append(any(is_locked(file) for file in user_folders.cache_folder("locks").glob("_environment-*.lock")))
         check(*arguments)
 
     monkeypatch.setattr(repair_run, "require_changeable", watched)
