@@ -112,5 +112,5 @@ def test_runs_that_ended_before_an_interruption_are_kept(tmp_path: Path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         clean_runs.main()
     seed, found, notes = clean_runs.read(file)
-    assert seed == 3
+    assert (seed, notes) == (3, [])
     assert {runs.probe: runs.count for runs in found} == dict.fromkeys(clean_runs.PROBES, 2)
