@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uv
+from selftest.environments import SONAMES, library
 
 from .support import CHECKOUT, Project, Result, docker
 
@@ -19,6 +20,11 @@ UNPROVED = 4
 def layers(tag: str) -> list[str]:
     found: list[str] = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", tag))
     return found
+
+
+def found(result: Result) -> set[str]:
+    """Return ids of the audit's findings above a note."""
+    return {row["id"] for row in result.document["findings"] if row["severity"] != "note"}
 
 
 def inside(tag: str, *argv: str, network: str = "none") -> str:
@@ -72,6 +78,31 @@ def test_the_metadata_ask_for_the_overridden_version(gpu_tag: str) -> None:
         " f.locate().stat().st_size == f.size)"
     )
     assert inside(gpu_tag, "python", "-c", code).strip() == "True True"
+
+
+def test_its_audit_is_clean(gpu_tag: str, project: Project) -> None:
+    result = project.run("audit", gpu_tag, "--profile", str(CHECKOUT / "profiles/projects/step-video.yaml"), "--json")
+    assert result.code == 0, result.stderr
+    loaded = {row["name"]: row["version"] for row in result.document["libraries"] if row["loaded"]}
+    assert loaded["cublas"] == loaded["cublasLt"] == CUBLAS
+    assert loaded["cudnn"] == loaded["cudnn_ops_infer"] == "8.9.2.26"
+    assert found(result) == set()  # clean: nothing above a note that the profile does not accept
+    assert result.seconds < 5 * 15  # five times the budget
+
+
+def test_its_audit_names_a_foreign_cublas(gpu_tag: str, project: Project, run_id: str, tmp_path: Path) -> None:
+    """torch's own libraries have valid RPATHs. A libcublas that is loaded on its own does not find the libcublasLt next
+    to it."""
+    for kind in ("cublas", "cublasLt"):
+        (tmp_path / SONAMES[kind]).write_bytes(library(kind, "12.1.3.1"))
+    lines = [f"FROM {gpu_tag}", "COPY lib* /usr/local/cuda/lib64/", "ENV LD_LIBRARY_PATH=/usr/local/cuda/lib64"]
+    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    reference = f"envbuild-e2e/{run_id}:audit-gpu"
+    docker("build", "--quiet", "--network=none", "--tag", reference, tmp_path)
+    result = project.run("audit", reference, "--json")
+    assert {"several-copies", "ld-library-path", "cublaslt-order"} <= found(result)
+    loaded = {row["name"]: row["version"] for row in result.document["libraries"] if row["loaded"]}
+    assert loaded["cublas"] == CUBLAS
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
