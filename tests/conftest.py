@@ -9,14 +9,14 @@ import pytest
 
 # The tests of the engine that share images, by a word in the name of their file.
 _SHARED = {
-    "GPU images": ("audit", "gpu", "apex", "test_images"),
-    "compiled extensions": ("extensions", "toolchain"),
+    "GPU images": ("gpu", "apex", "test_images"),
+    "stand-ins for torch": ("extensions", "toolchain", "layout_readers"),
 }
 # The files that share nothing with another file.
-_ALONE = ("apt", "several", "install", "locked_wheels", "engines")
+_ALONE = ("apt", "dockerfile", "environments", "several", "install", "locked_wheels", "engines")
 # The longest files begin first, so that at the end all workers are busy. The campaigns have their own engine; builds in
 # the shared engine on the same base wait for each other.
-_FIRST = ("GPU images", "images", "tests/chaos/", "compiled extensions", "tests/e2e/", "tests/pretend/",
+_FIRST = ("images", "GPU images", "tests/chaos/", "stand-ins for torch", "tests/e2e/", "tests/pretend/",
           "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
 
 

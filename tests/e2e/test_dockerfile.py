@@ -21,7 +21,7 @@ from envbuild.image.layers.wheel_installed_files import UV_VERSION
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 
-from .support import Project, Proved, docker
+from .support import Project, docker
 
 pytestmark = pytest.mark.engine
 
@@ -37,9 +37,8 @@ def name(run_id: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(quick: Proved, name: str) -> Project:
+def plain(images: None, project: Project, name: str) -> Project:
     """A profile whose base has what the Dockerfile installs with apt."""
-    project = quick.project
     project.write(
         name, base={"bootstrap": "bookworm"}, python="3.11", torch="2.13.0+cpu", packages=["numpy"],
         apt=["python3-venv"], selftest={"level": "quick", "require": ["env.libs"]},
