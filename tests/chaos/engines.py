@@ -16,6 +16,7 @@ from chaos.rounds import Struck, both, current, other, wait, words
 
 _ALLOWED = {0, 6}  # 0: the run no longer needed the engine, or waited for it; 6: engine error
 SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
+BUILDING = ("relock", "cold")  # the starts of which a build follows
 
 
 @dataclass
@@ -29,8 +30,6 @@ class Engines:
 
     def prepare(self, place: Place) -> None:
         both(place)
-        for image in place.images.values():
-            place.look(image)
 
     def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
         shares = {start: share for start, share in SHARES.items() if start in (self.starts or SHARES)}
@@ -60,6 +59,8 @@ class Engines:
         self.target = current(place) if start == "reprove" else other(current(place))
         place.want(self.target)
         place.heard.clear()
+        if start in BUILDING:  # it may give a different image, and the present one is removed
+            place.look(place.images[self.target])
         with place.recorded():  # so that a different image can be reported
             STARTS[start].set(place, self.target)
 

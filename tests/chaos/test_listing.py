@@ -116,14 +116,18 @@ def test_an_image_that_was_not_read_does_not_pass(tmp_path: Path, monkeypatch: p
         made(tmp_path, monkeypatch, saved(BASE, SWAPPED), looked=False)
 
 
-def test_a_round_of_the_engine_keeps_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("start", "listed"), [("relock", [NOW]), ("cold", [NOW]), ("switch", []), ("reprove", [])])
+def test_a_round_of_the_engine_keeps_the_records_and_lists_an_image_that_it_removes(
+    tmp_path: Path, start: str, listed: list[str]
+) -> None:
     """The record of the earlier image is kept: without it the change of image could not be noticed."""
-    api = SimpleNamespace(images=lambda *_: [])
+    api = SimpleNamespace(images=lambda *_: [], get_image=lambda image: iter([saved(BASE, TORCH)]))
     engine = SimpleNamespace(client=lambda *_: SimpleNamespace(api=api))
     place = Place(tmp_path, Project.create(tmp_path), engine, CPU, images={"a": BEFORE, "b": NOW})  # type: ignore[arg-type]
     place.heard.append(REPORTED)
     place.records.mkdir(parents=True)
     record = place.records / f"recipe-{12 * 'b'}.json"
     record.write_text("{}", encoding="utf-8")
-    Engines()._begin(place, "relock")
+    Engines()._begin(place, start)
     assert record.read_text(encoding="utf-8") == "{}" and place.heard == []
+    assert [*place.listings] == listed
