@@ -79,9 +79,17 @@ def test_a_second_push_has_nothing_to_do(site: Site) -> None:
     assert steps[-3:] == ["push image", "evidence", "tags"]
 
 
+@pytest.fixture(scope="module")
+def other_key(site: Site, workplace: Path) -> Path:
+    """A public key with which nothing was signed."""
+    made = site.proved.project.run("keygen", "-o", str(workplace / "stranger"), ENVBUILD_KEY_PASSPHRASE="x")
+    assert made.code == 0, made.stderr
+    return workplace / "stranger.pub"
+
+
 @pytest.mark.parametrize("form", ["older", "bundle"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cosign_reads_it(site: Site, cosign: Path, workplace: Path, kind: str, form: str) -> None:
+def test_cosign_reads_it(site: Site, cosign: Path, other_key: Path, workplace: Path, kind: str, form: str) -> None:
     root = workplace / "root.json"
     root.write_text(TRUST_NO_SERVICE, encoding="utf-8")
     newer = ("--new-bundle-format", "--trusted-root", root) if form == "bundle" else ()
@@ -95,10 +103,8 @@ def test_cosign_reads_it(site: Site, cosign: Path, workplace: Path, kind: str, f
     )
     env = {"DOCKER_CONFIG": str(site.team.registry.login), "SSL_CERT_FILE": str(site.team.registry.authority)}
     assert '"payload"' in command(cosign, *verification, "--key", site.team.public, env=env)
-    other = workplace / f"other-{form}-{KINDS.index(kind)}"
-    site.proved.project.run("keygen", "-o", str(other), ENVBUILD_KEY_PASSPHRASE="x")
     with pytest.raises(AssertionError, match="accepted signatures do not match"):
-        command(cosign, *verification, "--key", other.with_suffix(".pub"), env=env)
+        command(cosign, *verification, "--key", other_key, env=env)
 
 
 def test_killed_at_each_step_verified_is_not_there_and_the_next_push_finishes(
