@@ -2,9 +2,9 @@
 
 python benchmarks/kernel_score.py [--half known|unseen] [--level full] [--seed 1] [--again]
 
-Writes benchmarks/results/wrong_kernels.md. The verdict on each kernel is written to wrong_kernels.json in the same
-folder as soon as it is reached, so an interrupted run can be continued; --again discards earlier verdicts. The kernels
-are in tests/wrong_kernels.
+Writes benchmarks/results/wrong_kernels.md. Each verdict is written to wrong_kernels.json in the same folder as soon as
+it is reached. So an interrupted run can be continued, and a run with a higher level judges only the kernels that were
+not found; --again discards earlier verdicts. The kernels are in tests/wrong_kernels.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from wrong_kernels.score import LEVELS, Verdict, judge, lowest
 from envbuild.selftest.harness.cpu_count import processors
 
 HALVES = ("known", "unseen")
+CLEAN = "clean"  # the runs without a wrong kernel, by level
 KEPT = RESULTS / "wrong_kernels.json"
 
 Verdicts = dict[str, Verdict]
@@ -51,7 +52,16 @@ def verdict(half: str, name: str, levels: Sequence[str], seed: int) -> Verdict:
 
 def read_verdicts(again: bool) -> dict[str, Verdicts]:
     found = json.loads(KEPT.read_text()) if KEPT.exists() and not again else {}
-    return {half: {name: Verdict(**result) for name, result in found.get(half, {}).items()} for half in HALVES}
+    return {
+        half: {name: Verdict(**result) for name, result in found.get(half, {}).items()} for half in (CLEAN, *HALVES)
+    }
+
+
+def untried(before: Verdict | None, levels: Sequence[str]) -> Sequence[str]:
+    """Return the levels at which a kernel must still be judged: none if it was found."""
+    if before is None:
+        return levels
+    return () if before.level else levels[LEVELS.index(before.tried) + 1 :]
 
 
 def write_verdicts(verdicts: Mapping[str, Verdicts]) -> None:
@@ -97,32 +107,29 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="discard earlier verdicts")
     options = parser.parse_args()
     levels = LEVELS[: LEVELS.index(options.level) + 1]
-    clean = {level: judge(None, level, options.seed) for level in levels}
-    alarms = [f"{level}: {result.probe}, {result.reason}" for level, result in clean.items() if result.reason]
-    if alarms:  # because of this false alarm, every kernel would count as detected
-        print("error: the self-test fails without a wrong kernel; first fix:", *alarms, sep="\n", file=sys.stderr)
-        return 1
     verdicts = read_verdicts(options.again)
     chosen = {half: kernels(half) for half in HALVES}
     os.environ["GOMP_SPINCOUNT"] = "0"  # waiting threads must not use processor time that another worker needs
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processors(), context) as pool:
-        waiting = [
-            (half, pool.submit(verdict, half, name, levels, options.seed))
-            for half in options.half or HALVES
-            for name in chosen[half]
-            if name not in verdicts[half]
-        ]
-        for half, future in waiting:
-            result = future.result()
-            verdicts[half][result.kernel] = result
+        clean = [level for level in reversed(levels) if level not in verdicts[CLEAN]]
+        waiting = {pool.submit(judge, None, level, options.seed): (CLEAN, level) for level in clean}
+        for half in options.half or HALVES:
+            for name in chosen[half]:
+                if left := untried(verdicts[half].get(name), levels):
+                    waiting[pool.submit(verdict, half, name, left, options.seed)] = (half, name)
+        for future in concurrent.futures.as_completed(waiting):
+            result, (half, name) = future.result(), waiting[future]
+            if half == CLEAN and result.reason:  # because of this false alarm, every kernel would count as detected
+                pool.shutdown(wait=False, cancel_futures=True)
+                alarm = f"{name}: {result.probe}, {result.reason}"
+                print(f"error: the self-test fails without a wrong kernel; first fix {alarm}", file=sys.stderr)
+                return 1
+            verdicts[half][name] = result
             write_verdicts(verdicts)
-            print(
-                f"{half} {result.kernel}: {result.level or 'not found'} {result.probe or ''}",
-                file=sys.stderr,
-                flush=True,
-            )
-    seconds = [result.seconds for found in verdicts.values() for result in found.values() if result.level == "quick"]
+            found = f"{result.level or 'not found'} {result.probe or ''}"
+            print(f"{half} {name}: {found}, {result.seconds:.0f} s", file=sys.stderr, flush=True)
+    seconds = [result.seconds for half in HALVES for result in verdicts[half].values() if result.level == "quick"]
     write(
         "wrong_kernels",
         [
@@ -135,7 +142,7 @@ def main() -> int:
             "The cases were developed with `known` at hand; `unseen` is the measure.",
             "",
             "- A run with nothing wrong: no failure at any of these levels; "
-            + ", ".join(f"{level} {result.seconds:.0f} s" for level, result in clean.items())
+            + ", ".join(f"{level} {verdicts[CLEAN][level].seconds:.0f} s" for level in levels)
             + " (without the probes that check no results of operations).",
             f"- Until the first failure at quick: {statistics.median(seconds):.1f} s (median)." if seconds else "",
             "- Kernels of which the author said beforehand that a self-test of a minute cannot find them count in "

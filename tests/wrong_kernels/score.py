@@ -50,9 +50,11 @@ _LIKELY = {"collectives": "dist", "optimizers": "optim", "norms": "norm", "late"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a self-test with a wrong kernel: the level and probe that found it, None where none did, and why."""
+    """What came of a self-test with a wrong kernel: the level and probe that found it, None where none did, and why.
+    `tried`: the highest level that ran."""
 
     kernel: str
+    tried: str
     level: str | None
     probe: str | None
     reason: str | None
@@ -85,7 +87,7 @@ def judge(kernel: WrongKernel | None, level: str, seed: int) -> Verdict:
     found = json.loads(answer) if answer else {}
     at = level if found.get("probe") else None
     reason = found.get("reason") if answer else f"no end after {patience:g} s"
-    return Verdict(name, at, found.get("probe"), reason, round(time.monotonic() - begin, 2))
+    return Verdict(name, level, at, found.get("probe"), reason, round(time.monotonic() - begin, 2))
 
 
 def _first_failure(kernel: WrongKernel | None, level: str, seed: int) -> Mapping[str, Any]:
