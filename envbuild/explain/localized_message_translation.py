@@ -27,15 +27,21 @@ _EXITS = tuple(
     re.compile(pattern, re.IGNORECASE | re.ASCII)
     for pattern in (
         rf"(?:exit|return|error|termination)(?:ed|ing)?[ _-]?(?:with )?(?:exit[ _-]?)?(?:code|status|value){_BETWEEN}"
-        r"(?P<status>-?\d{1,3})(?![\d.:])",
-        r"\bexited(?: with)?(?: an?)?(?: code| status| error)?[ :=(]{1,4}(?P<status>-?\d{1,3})\b(?![.:])",
+        r"(?P<status>-?\d{1,3})(?!\d|[.:]\d)",
+        r"\bexited(?: with)?(?: an?)?(?: code| status| error)?[ :=(]{1,4}(?P<status>-?\d{1,3})\b(?![.:]\d)",
         r"\bexitcode[ :=]{1,4}(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b",
+        r"\bnon-?zero (?:exit )?code[ :=]{1,3}(?P<status>-?\d{1,3})\b(?![.:]\d)",
+        r"\b(?:rc|ret(?:urn)?(?:[ _-]?(?:code|value|val))?|with status)[ :=]{1,3}(?P<status>-\d{1,2}|13\d)\b(?![.:]\d)",
+        r"\bexit[ :]{1,3}(?P<status>13[245679])\b(?![.:]\d)",
+        r"\*{1,3} \[[^\]]{1,120}\] error (?P<status>\d{1,3})\b",
+        r"\bcode=(?:killed|dumped), ?status=(?P<signal>\d{1,2})\b",
         r"\bfailed {1,40}(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b",
-        r"\b(?:killed|terminated|interrupted|died|caught|got|received|fatal|term(?:ination)?) (?:by |with |from |on )?"
+        r"\b(?:killed|terminated|interrupted|exited|ended|died|caught|got|received|fatal|term(?:ination)?)"
+        r"(?: abnormally| unexpectedly)? (?:by |with |from |on |due to )?"
         r"signal[ :=#(]{1,4}(?P<signal>\d{1,2})\b",
     )
 )
-"""The exit status as a shell, Python, or Slurm prints it. Slurm prints the status and the signal: 0:8."""
+"""The exit status as a shell, Python, make, systemd or Slurm prints it. Slurm prints the status and the signal: 0:8."""
 
 
 def patterns() -> tuple[SearchPattern, ...]:

@@ -80,13 +80,38 @@ def test_a_stack_without_a_signal_is_of_a_hang() -> None:
         ("123.batch  python  gpu  FAILED      0:8", "SIGFPE"),
         ("Process died with signal: 11", "SIGSEGV"),
         ("finished with exit status 132", "SIGILL"),
+        ("Command 'python train.py' returned non-zero exit status -9.", "SIGKILL"),
+        ("DataLoader worker (pid(s) 1) exited unexpectedly with exit code -11. Details are lost", "SIGSEGV"),
+        ("Main process exited, code=dumped, status=11/SEGV", "SIGSEGV"),
+        ("make: *** [Makefile:3: train] Error 137", "SIGKILL"),
+        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "SIGKILL"),
+        ("mpirun noticed that process rank 3 exited on signal 7 (Bus error).", "SIGBUS"),
+        ("The command '/bin/sh -c python x.py' returned a non-zero code: 139", "SIGSEGV"),
+        ("job failed, rc=-6", "SIGABRT"),
+        ("+ exit 136", "SIGFPE"),
     ],
 )
 def test_an_exit_status_names_its_signal(text: str, ended: str) -> None:
     assert f"[ended by {ended}]" in localized_message_translation.rewritten(text)
 
 
-@pytest.mark.parametrize("text", ["exit code: 0", "exit code 1", "exited with 2", "step 136", "error code 136.5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exit code: 0",
+        "exit code 1",
+        "exited with 2",
+        "step 136",
+        "error code 136.5",
+        "exit code 1.37",
+        "rc=1",
+        "rc: 12",
+        "make: *** [Makefile:12: all] Error 1",
+        "code=exited, status=9/n/a",
+        "returned a non-zero code: 1",
+        "exit 1",
+    ],
+)
 def test_other_numbers_are_left(text: str) -> None:
     assert localized_message_translation.rewritten(text) == text
 
