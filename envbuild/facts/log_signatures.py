@@ -164,10 +164,11 @@ class Negation(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProseHearsay(FactRow):
-    """What others say, and questions. `before`: patterns of the text before words that do not say what happened in this
-    run. `sentences`: patterns of whole sentences that do not say it."""
+    """What others say, denials, advice, and questions. `before`, `after`: patterns of the text before or after words
+    that do not say what happened in this run. `sentences`: patterns of whole sentences that do not say it."""
 
     before: Patterns = ()
+    after: Patterns = ()
     sentences: Patterns = ()
 
 
@@ -202,12 +203,14 @@ class SystemMessage(FactRow):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ErrorFamily(FactRow):
     """The error numbers of one library. `forms`: patterns of a number in a log, with the group `n`. `of_gpu`: patterns
-    that are tried only on logs which mention a program that uses GPUs. `messages`: number -> name and message."""
+    that are tried only on logs which mention a program that uses GPUs. `messages`: number -> name and message. `names`:
+    another name of an error -> name and message."""
 
     family: Name
     forms: Patterns
     of_gpu: Patterns = ()
     messages: Mapping[str, Text]
+    names: Mapping[str, Text] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -343,10 +346,15 @@ def negations() -> Patterns:
 
 
 @cache
-def prose_hearsay() -> tuple[Patterns, Patterns]:
-    """The patterns of text before words, and of whole sentences, that do not say what happened in this run."""
+def prose_hearsay() -> tuple[Patterns, Patterns, Patterns]:
+    """The patterns of text before words, of text after words, and of whole sentences, that do not say what happened in
+    this run."""
     rows = fact_file_reader.rows("statements", "hearsay", ProseHearsay)
-    return tuple(one for row in rows for one in row.before), tuple(one for row in rows for one in row.sentences)
+    return (
+        tuple(one for row in rows for one in row.before),
+        tuple(one for row in rows for one in row.after),
+        tuple(one for row in rows for one in row.sentences),
+    )
 
 
 @cache

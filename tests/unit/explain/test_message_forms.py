@@ -55,6 +55,12 @@ def test_a_line_that_only_looks_like_a_cause_has_none(message: str) -> None:
         ("cudnnCreate failed with status 1", "CUDNN_STATUS_NOT_INITIALIZED"),
         ("ncclResult 2", "ncclSystemError"),
         ("DCGM: XID error 79 on GPU 3", "by number): 79"),
+        ("CUDA_ERROR_ASSERT", "cudaErrorAssert: device-side assert triggered"),
+        ("failed: cudaErrorInvalidDeviceFunction (98)", "invalid device function"),
+        ("nvml: NVML_ERROR_GPU_IS_LOST", "GPU is lost"),
+        ("status == CUDNN_STATUS_SUCCESS (2 vs. 0)", "CUDNN_STATUS_ALLOC_FAILED"),
+        ("cudnn error 3007", "CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH"),
+        ("socket: errno=24", "EMFILE"),
     ],
 )
 def test_the_name_of_an_error_follows_its_number(text: str, name: str) -> None:
@@ -69,6 +75,8 @@ def test_the_name_of_an_error_follows_its_number(text: str, name: str) -> None:
         "validation error: 700.5 on cuda",
         "step 700 | gpu mem 45 GB | 700 ms",
         "CUDA error: an illegal memory access (cudaErrorIllegalAddress, 700)",
+        "CUDA_ERROR_ASSERT [cudaErrorAssert: device-side assert triggered]",
+        "MY_CUDA_ERROR_ASSERTS",
     ],
 )
 def test_other_numbers_have_no_name(text: str) -> None:
