@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from envbuild.explain import prose_statements
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log, relaxed
 from envbuild.facts import log_signatures
@@ -50,7 +51,11 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
         if hints and patterns and log.has(signature.hints_unless):
             continue
         never = (*signature.never, *log_signatures.denials()) if hints else signature.never
-        found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, never, heard)}
+        found = {
+            line
+            for pattern in patterns
+            for line, _ in log.find(relaxed(pattern), LINES, never, heard, prose_statements.not_of_this_run)
+        }
         of_message = bool(found)
         if not hints:
             stated = [line for name in sorted(signature.stated_by) for line in known.statements.get(name, ())]

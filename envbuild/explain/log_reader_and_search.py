@@ -11,7 +11,7 @@ import codecs
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain
@@ -111,10 +111,12 @@ class Log:
         most: int = 5,
         never: Sequence[SearchPattern] = (),
         before: Sequence[SearchPattern] = (),
+        skipped: Callable[[re.Match[str]], bool] | None = None,
     ) -> list[tuple[Line, re.Match[str]]]:
-        """Finds the first lines, at most `most`, that match `pattern`. Skips lines that match one of `never`, and lines
-        in which one of `before` matches the text before the match. Each line is searched as it is, then as changed by
-        `plain_form`, then joined with the next line if the message may continue there."""
+        """Finds the first lines, at most `most`, that match `pattern`. Skips lines that match one of `never`, lines in
+        which one of `before` matches the text before the match, and matches for which `skipped` is true. Each line is
+        searched as it is, then as changed by `plain_form`, then joined with the next line if the message may continue
+        there."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
         breaks, joined = self._joined
@@ -127,7 +129,9 @@ class Log:
                 match = next(filter(None, (_across(pattern, *broken) for broken in breaks.get(index, ()))), None)
             if match is None or any(other.search(match.string) for other in never):
                 continue
-            if not any(other.search(match.string, 0, match.start()) for other in before):
+            if any(other.search(match.string, 0, match.start()) for other in before):
+                continue
+            if skipped is None or not skipped(match):
                 found.append((line, match))
                 if len(found) == most:
                     break

@@ -100,8 +100,7 @@ def _together(sentence: str, concepts: Sequence[Concept], near: int) -> bool:
 
 def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
     """Returns where a sentence states a concept: not negated, and not as the report of another run."""
-    negations, (before_others, of_others) = log_signatures.negations(), log_signatures.prose_hearsay()
-    heard = (*log_signatures.hearsay(), *before_others)
+    negations, (_, _, of_others) = log_signatures.negations(), log_signatures.prose_hearsay()
     if not concept.negated and any(other.search(sentence) for other in of_others):
         return []
     found = []
@@ -110,9 +109,26 @@ def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
             before = sentence[: match.start()]
             checked = not concept.negated and not _NEGATIVE.search(match[0])
             negated = checked and any(no.search(before[-_NEAR:]) for no in negations)
-            if not negated and _grown(match.groupdict()) and not any(other.search(before) for other in heard):
+            heard = any(other.search(before) for other in log_signatures.hearsay())
+            if not (negated or heard or _of_others(before, sentence[match.end() :])) and _grown(match.groupdict()):
                 found.append(match.span())
     return found
+
+
+def not_of_this_run(match: re.Match[str]) -> bool:
+    """Whether the sentence in which a pattern matches reports what others say, or denies that this is the cause."""
+    text = match.string
+    begin = max((end.end() for end in _END.finditer(text, 0, match.start())), default=0)
+    stop = _END.search(text, match.end())
+    return _of_others(text[begin : match.start()], text[match.end() : stop.start() if stop else len(text)])
+
+
+def _of_others(before: str, after: str) -> bool:
+    """Whether the text before or after words shows that they do not say what happened in this run."""
+    patterns_before, patterns_after, _ = log_signatures.prose_hearsay()
+    return any(other.search(before) for other in patterns_before) or any(
+        other.search(after) for other in patterns_after
+    )
 
 
 def _grown(amounts: Mapping[str, str | None]) -> bool:

@@ -196,10 +196,42 @@ def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str)
         ("the extension does not build: error\nthe README says that my nvcc is outdated", "nvcc-mismatch"),
         ("ChatGPT says that the GPU waits for data", "dataloader-stalled"),
         ("I thought that the GPU waits for data", "dataloader-stalled"),
+        ("building the extension failed\nnvcc was not found to be the problem", "no-nvcc"),
+        ("nvcc not found is not the problem: it builds with gcc", "no-nvcc"),
+        ("building the extension failed\nThe wrong CUDA toolkit was not the reason", "nvcc-mismatch"),
+        ("the process is not always killed\nthe dataset has 20 GB", "host-memory"),
+        ("it crashes\nincrease the page file", "host-memory"),
+        ("it crashes while loading\nYou can increase the page file.", "host-memory"),
+        ("it crashes\nI recommend setting a larger page file", "host-memory"),
+        ("the GPU works; CUDA out of memory was not the cause: it was a KeyError", "gpu-memory"),
+        ("The CUDA out of memory error turned out not to be the issue", "gpu-memory"),
+        ("CUDA out of memory 不是原因", "gpu-memory"),
+        ("CUDA illegal memory access has nothing to do with it. torch 2.3", "kernel-out-of-bounds"),
+        ("/dev/shm is 64 GB\nThe bus error of the DataLoader worker can be ruled out.", "shm-too-small"),
+        ("someone said: RuntimeError: CUDA error: no kernel image is available for execution", "no-kernel-image"),
+        ("the docs say that undefined symbol: _ZN3c10 comes from another torch", "extension-of-other-torch"),
+        ("My friend said that nvcc was not found", "no-nvcc"),
     ],
 )
 def test_what_is_denied_or_heard_or_about_something_else_names_no_cause(text: str, cause: str) -> None:
     assert cause not in causes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("I get CUDA error: out of memory. I do not know the reason.", "gpu-memory"),
+        ("CUDA error: an illegal memory access, and I am not sure what the problem is", "kernel-out-of-bounds"),
+        ("an illegal memory access is not the only problem", "kernel-out-of-bounds"),
+        ("Google Colab says: CUDA out of memory", "gpu-memory"),
+        ("I read the docs. RuntimeError: CUDA error: out of memory", "gpu-memory"),
+        ("it closes\ntry to make the page file bigger than 120000, this fixed it for me", "host-memory"),
+        ("it crashed while loading\nI increased the page file, and that solved it", "host-memory"),
+        ("it stops while loading\nset the page file to 60 GB", "host-memory"),
+    ],
+)
+def test_what_is_near_a_denial_or_advice_and_is_neither_names_its_cause(text: str, cause: str) -> None:
+    assert causes(text) == [cause]
 
 
 def test_a_statement_names_a_cause_with_little_confidence_and_not_next_to_a_message() -> None:
