@@ -54,7 +54,7 @@ class ArchiveLayer:
             )
         with temporary_files.folder("archive", user_folders.cache_folder("layers")) as folder:
             target = folder / "content"
-            command = [sys.executable, UNPACKER, self.kind, self.file, target]
+            command: list[str | Path] = [sys.executable, UNPACKER, self.kind, self.file, target]
             done = run(command, env={"PYTHONUTF8": "1"}, timeout=1800)  # the same names in every locale
             if done.code:
                 raise BuildError(f"{self.kind} cannot be unpacked", hint=done.stderr.strip().removeprefix("error: "))
