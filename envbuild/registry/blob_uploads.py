@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
 _BLOCK = 1 << 20  # bytes; failures with fewer bytes between them are in a row
 PAUSES: tuple[float, ...] = (0.5, 2, 8)  # seconds, before each retry of a row
-_LONGEST_PAUSE = 60  # seconds
+LONGEST_PAUSE = 60  # seconds
 _ALL_PAUSES = 600  # seconds, for one blob or manifest
 _NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
 _BINARY = {"Content-Type": "application/octet-stream"}
@@ -69,7 +69,7 @@ class _Retries:
         if pause is None:
             raise error
         pause = max(pause, error.retry_after)
-        if pause > _LONGEST_PAUSE or self._paused + pause > _ALL_PAUSES:
+        if pause > LONGEST_PAUSE or self._paused + pause > _ALL_PAUSES:
             raise error
         self._paused += pause
         _LOG.info("%s; trying again in %.1f s", error.message, pause)

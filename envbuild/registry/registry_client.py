@@ -17,7 +17,7 @@ import requests
 from envbuild.registry import blob_uploads, oci_types, registry_http_and_auth
 from envbuild.registry.blob_uploads import Uploads
 from envbuild.registry.oci_types import Manifest, Reference
-from envbuild.registry.registry_http_and_auth import Access, HostUnreachable, TemporaryFailure, TokenRefused
+from envbuild.registry.registry_http_and_auth import Access, TemporaryFailure, TokenRefused
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.http_deadlines import TooSlow
@@ -34,7 +34,7 @@ _FIRST_TAG_PAGE = {"n": "1000"}  # the largest page that common registries accep
 _NOT_LISTED = (400, 401, 403, 405, 501)  # from a registry that does not list tags, or not with these credentials
 
 
-class _BrokenResponse(NetworkError):
+class _BrokenResponse(TemporaryFailure):
     """A response ended too early."""
 
 
@@ -96,8 +96,10 @@ class Repository:
         with the digest. Raises Refusal if the blob has more bytes: a registry could fill the disk with a blob that does
         not end.
 
-        A response that ends early is resumed, and so is a download whose registry does not answer any more. After four
-        failures in a row, the last error is raised. Failures are not in a row if a block or more arrived between them.
+        A response that ends early is resumed. So is a download whose registry does not answer any more, or answers with
+        408, 429 or 5xx (not 501). After four failures in a row, the last error is raised. Failures are not in a row if
+        a block or more arrived between them. The pauses between them are 0.5, 2 and 8 seconds, or as long as the
+        registry requests (Retry-After), up to 60 seconds; if it requests more, the error is raised.
         """
         begin = counted_from = start
         pauses = iter(_PAUSES)
@@ -111,16 +113,16 @@ class Repository:
                 if start < size:
                     sent = f"{self.reference.host} sends only {start} of the {size} bytes of the blob {digest}"
                     raise _BrokenResponse(sent, hint="run the same command again")
-            except (_BrokenResponse, HostUnreachable) as error:
+            except TemporaryFailure as error:
                 if start - counted_from >= _BLOCK:
                     pauses, counted_from = iter(_PAUSES), start
                 pause = next(pauses, None)
-                gone_from_the_start = isinstance(error, HostUnreachable) and start == begin
-                if pause is None or gone_from_the_start:
+                failed_at_once = start == begin and not isinstance(error, _BrokenResponse)
+                if pause is None or failed_at_once or error.retry_after > blob_uploads.LONGEST_PAUSE:
                     raise
                 _LOG.info("%s: %s; resuming at byte %d", digest, error.message, start)
                 yield b""  # so that the caller can stop
-                time.sleep(pause)
+                time.sleep(max(pause, error.retry_after))
                 yield b""
 
     def _blocks_from(self, digest: str, start: int) -> Generator[bytes, None, None]:

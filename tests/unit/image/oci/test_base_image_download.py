@@ -410,6 +410,35 @@ def test_a_registry_that_is_gone_for_a_while_is_waited_for_during_a_download(
     assert sent(registry) == [20_000, len(LARGE.blobs[0]) - 20_000]
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_registry_that_fails_for_a_while_is_waited_for_during_a_download(
+    registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    registry.cut_blobs = [20_000]
+    registry.on_request = lambda request: setattr(registry, "failures", failures) if "blobs" in request else None
+    failures = [("GET .*/blobs/.*", status, {"Retry-After": "7"})] * (4 if status != 500 else 1)
+    download(one_layer)
+    assert sent(registry) == [20_000, len(LARGE.blobs[0]) - 20_000]
+    assert [seconds for seconds in waited if seconds > 2] == [7], "the others are urllib3's"
+
+
+@pytest.mark.parametrize(("status", "headers"), [(403, {}), (501, {}), (500, {"Retry-After": "61"})])
+def test_other_statuses_end_a_download(
+    registry: Registry, one_layer: str, no_pauses: None, status: int, headers: dict[str, str]
+) -> None:
+    base_image_download.download_base_manifest(one_layer, PLATFORM)
+    failures = [("GET .*/blobs/.*", status, headers)]
+    registry.cut_blobs = [20_000]
+    registry.on_request = lambda request: setattr(registry, "failures", failures) if "blobs" in request else None
+    with pytest.raises(NetworkError) as caught:
+        download(one_layer)
+    assert str(status) in str(caught.value.hint)
+    assert len(sent(registry)) == 1
+
+
 def test_an_interrupted_download_is_resumed_by_the_next_one(
     registry: Registry, one_layer: str, no_pauses: None
 ) -> None:
