@@ -418,8 +418,8 @@ def test_a_registry_that_fails_for_a_while_is_waited_for_during_a_download(
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     registry.cut_blobs = [20_000]
-    registry.on_request = lambda request: setattr(registry, "failures", failures) if "blobs" in request else None
     failures = [("GET .*/blobs/.*", status, {"Retry-After": "7"})] * (4 if status != 500 else 1)
+    registry.on_request = lambda request: setattr(registry, "failures", failures) if "blobs" in request else None
     download(one_layer)
     assert sent(registry) == [20_000, len(LARGE.blobs[0]) - 20_000]
     assert [seconds for seconds in waited if seconds > 2] == [7], "the others are urllib3's"
