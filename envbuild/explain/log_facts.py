@@ -340,12 +340,16 @@ def _memory(log: Log) -> Iterator[str]:
 _USED_OF_TOTAL = r"\| {0,9}(?P<used>\d{1,6})MiB / {1,9}(?P<total>\d{4,6})MiB \|"
 _OF_PROCESS = r"^\|.{0,120} (?P<process>\d{1,6})MiB \|\s{0,8}$"
 _NO_PROCESS = r"no running processes found"
+_OCCUPIED = r"memory capacity is unbalanced\b.{0,20}occupied by other processes"
 _FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>[\d.]{1,8}) gib\) on startup"
 
 
 def _memory_of_nobody(log: Log) -> Iterator[str]:
-    """Yields memory-of-others in two cases: nvidia-smi shows that more than half of the GPU's memory is used, but not
-    by a listed process; or an inference engine found less than half of the memory free when it started."""
+    """Yields memory-of-others in three cases: nvidia-smi shows that more than half of the GPU's memory is used, but not
+    by a listed process; an inference engine found less than half of the memory free when it started; or it states that
+    other processes occupy some of the GPUs."""
+    if log.has([log_pattern(_OCCUPIED)]):
+        yield "memory-of-others"
     for _, match in log.find(log_pattern(_FREE_OF_TOTAL), 20):
         if float(match["free"]) < float(match["total"]) / 2:
             yield "memory-of-others"
