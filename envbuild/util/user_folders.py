@@ -6,34 +6,22 @@ from pathlib import Path
 
 import platformdirs
 
-from envbuild.util.errors import SystemFault
-
 _APP = "envbuild"
 
 
 def config_file() -> Path:
-    return _absolute(platformdirs.user_config_dir(_APP)) / "config.yaml"
+    return Path(platformdirs.user_config_dir(_APP)) / "config.yaml"
 
 
 def cache_folder(kind: str, make: bool = True) -> Path:
     """Return a folder for files that can be created or downloaded again, such as wheels. `make`: create the folder if
     it is missing."""
-    return _made(_absolute(platformdirs.user_cache_dir(_APP)) / kind, make)
+    return _made(Path(platformdirs.user_cache_dir(_APP)) / kind, make)
 
 
 def state_folder(kind: str, make: bool = True) -> Path:
     """Return a folder for files that cannot be created again, such as evidence and build records."""
-    return _made(_absolute(platformdirs.user_state_dir(_APP)) / kind, make)
-
-
-def _absolute(folder: str) -> Path:
-    """The path. Raises SystemFault if it is relative: it would name a folder in the working folder, which another user
-    may have made. Without HOME, and for a user id that has no name, it is "~/.cache"."""
-    path = Path(folder)
-    if not path.is_absolute():
-        hint = "set HOME to the absolute path of your own folder"
-        raise SystemFault(f"the path of the user's folder is relative: {folder}", hint=hint)
-    return path
+    return _made(Path(platformdirs.user_state_dir(_APP)) / kind, make)
 
 
 def _made(folder: Path, make: bool) -> Path:

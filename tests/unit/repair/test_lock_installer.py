@@ -200,7 +200,7 @@ def test_what_an_interrupted_installation_left_is_installed_again(
     monkeypatch.setattr(lock_installer, "_uv", interrupted)
     with pytest.raises(BuildError, match="stop"):
         install(lock, folder)
-    monkeypatch.undo()
+    monkeypatch.setattr(lock_installer, "_uv", uv_command)
     assert len(install(lock, folder).installed) == 4
     assert package_file(folder).is_file() and metadata_of_torch(folder).is_file()
     assert install(lock, folder).installed == ()
