@@ -882,7 +882,7 @@ def test_a_folder_of_facts_that_cannot_be_listed_is_an_error(target: str | None,
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to(target) if target else folder.write_text(OWN)
     for read in (database.advisories, database.gpus, fact_file_reader.facts_digest):
-        with pytest.raises(FactsError, match=rf"facts\.d cannot be listed: {word}"):
+        with pytest.raises(FactsError, match=rf"facts\.d cannot be listed: .*{word}"):
             read()
 
 
