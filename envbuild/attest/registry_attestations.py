@@ -62,7 +62,7 @@ def bundle(attestation: Attestation, key: PublicKey) -> dict[str, object]:
 
 
 def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
-    """Store statements about the image `subject`, and return how many were new. `wanted`: (kind, payload) of each.
+    """Store statements about the image `subject`, and return how many of them were missing. `wanted`: (kind, payload) of each.
 
     A statement is signed, unless the registry already has it with a signature by the same key. Without a signer, only
     the older form is written. With a signer, unsigned statements of the same kinds are removed: they have no value, and
@@ -77,9 +77,11 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
     in_bundles = _envelopes(bundles)
     _list_by_tag(repository, subject.digest, [item for item, found in unlisted if not isinstance(found, Refusal)])
     listed, new = [item for item, _ in layers], 0
+    payloads = {payload for _, payload in wanted}
     for made in _missing_in_layers(in_layers, bundles, {kind for kind, _ in wanted}):
         listed.append(_put_layer(repository, made))
         in_layers.append(made.envelope)
+        new += keys_and_signatures.envelope_payload(made.envelope) in payloads
     for kind, payload in wanted:
         layer, bundled = (_known(found, payload, signer) for found in (in_layers, in_bundles))
         made = Attestation(layer or bundled or keys_and_signatures.seal(payload, signer), kind)
@@ -123,6 +125,7 @@ def publish_without_image(
     layers = _kept([*listed_before, *missing], wanted, signer)
     known = _envelopes(layers)
     listed, new = [item for item, _ in layers], 0
+    payloads = {payload for _, payload in wanted}
     for kind, payload in wanted:
         if _known(known, payload, signer) is None:
             item = _put_layer(repository, Attestation(keys_and_signatures.seal(payload, signer), kind))
