@@ -62,7 +62,8 @@ def bundle(attestation: Attestation, key: PublicKey) -> dict[str, object]:
 
 
 def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
-    """Store statements about the image `subject`, and return how many of them were missing. `wanted`: (kind, payload) of each.
+    """Store statements about the image `subject`, and return how many of them were missing. `wanted`: (kind,
+    payload) of each.
 
     A statement is signed, unless the registry already has it with a signature by the same key. Without a signer, only
     the older form is written. With a signer, unsigned statements of the same kinds are removed: they have no value, and
@@ -125,7 +126,6 @@ def publish_without_image(
     layers = _kept([*listed_before, *missing], wanted, signer)
     known = _envelopes(layers)
     listed, new = [item for item, _ in layers], 0
-    payloads = {payload for _, payload in wanted}
     for kind, payload in wanted:
         if _known(known, payload, signer) is None:
             item = _put_layer(repository, Attestation(keys_and_signatures.seal(payload, signer), kind))
