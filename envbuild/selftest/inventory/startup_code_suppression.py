@@ -51,7 +51,7 @@ def _virtual_environment() -> tuple[str, list[str]]:
     The second result is the base installation, in a list, if the virtual environment also uses its packages, else [].
     """
     folder = Path(sys.executable).absolute().parent
-    for prefix in (folder.parent, folder):  # in the order in which Python searches pyvenv.cfg
+    for prefix in (folder.parent, folder):  # Python looks for pyvenv.cfg in this order
         with contextlib.suppress(OSError):
             said = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").lower().splitlines()
             values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in said)}

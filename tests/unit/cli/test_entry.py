@@ -643,7 +643,7 @@ def test_odd_bytes_as_arguments_cause_no_traceback(project: Path) -> None:
 
 @pytest.mark.parametrize("where", ["message", "hint", "faults"])
 def test_foreign_text_reaches_no_terminal_raw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example a container's last output, a file name in a foreign layer, a registry's answer."""
+    """Such text is, for example, a container's last output, a file name in a foreign layer, or a registry's answer."""
     hostile: Any = "one\ttwo\x1b[2J\nthree\u202efour\udcff"
     given: Any = {"message": "it failed"} | {where: [errors.Fault(hostile)] if where == "faults" else hostile}
 
