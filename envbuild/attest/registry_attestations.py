@@ -338,7 +338,8 @@ class _Reader:
 
     def unlisted_bundles(self, digest: str) -> Layers:
         """Return the envelopes in bundles that have a tag of their own and are missing in the list under the fallback
-        tag, as `bundles` does. None if there is no such list: the registry lists referrers itself, or has none."""
+        tag, as `bundles` does. Empty if that list does not exist: then the registry lists referrers
+        itself, or it has none."""
         repository, tag = self._repository, oci_types.fallback_tag(digest)
         if not isinstance(repository, Repository):
             return []  # a file, which only one process writes

@@ -51,9 +51,9 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def card(project: Project, run_id: str) -> str:
+def gpu_profile(project: Project, run_id: str) -> str:
     """Return the name of a profile for an H20."""
-    name = f"card-{run_id}"
+    name = f"audited-h20-{run_id}"
     project.write(
         name, base={"bootstrap": "bookworm"}, python="3.11", torch="2.3.1", gpus=["h20"], pins={"cublas": "12.5.2.13"}
     )
@@ -151,21 +151,21 @@ IN_ENVIRONMENTS: dict[str, tuple[Callable[[Environment, Path], None], set[str], 
 
 @pytest.mark.parametrize("name", IN_ENVIRONMENTS)
 def test_a_defect_seeded_in_an_environment_is_named_and_nothing_else(
-    name: str, project: Project, card: str, tmp_path: Path
+    name: str, project: Project, gpu_profile: str, tmp_path: Path
 ) -> None:
     spoil, wanted, code = IN_ENVIRONMENTS[name]
     python, site = virtual(tmp_path / "venv")
     spoil(good(site), tmp_path)
-    result = project.run("audit", "--python", str(python), "--profile", card, "--json", LD_LIBRARY_PATH="")
+    result = project.run("audit", "--python", str(python), "--profile", gpu_profile, "--json", LD_LIBRARY_PATH="")
     assert (found(result), result.code) == (wanted, code), result.stdout
     assert ("error" in result.document) == (code == 5)
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_defect_seeded_in_an_image_is_named_and_nothing_else(name: str, bench: Bench, card: str) -> None:
+def test_a_defect_seeded_in_an_image_is_named_and_nothing_else(name: str, bench: Bench, gpu_profile: str) -> None:
     spoil, lines, wanted, code = SEEDS[name]
     image = bench.image(name, spoil, *lines)
-    result = bench.audit(image, "--profile", card, "--json")
+    result = bench.audit(image, "--profile", gpu_profile, "--json")
     assert (found(result), result.code) == (wanted, code), result.stdout
     assert result.document["target"] == image
     assert ("error" in result.document) == (code == 5)
