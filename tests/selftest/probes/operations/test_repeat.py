@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +119,23 @@ def test_occasional_wrong_results_are_found(
 
 def test_right_operations_pass() -> None:
     assert found() == []
+
+
+@pytest.mark.parametrize(("level", "calls"), [("quick", 7_652), ("standard", 63_720), ("full", 572_380)])
+def test_the_documents_state_the_calls_without_the_second_thread(
+    level: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six modes on a CPU, one of them autocast, which only some operations have."""
+    made = {True: 0, False: 0}
+    for autocast in made:
+        counted = repeat.Calls(torch.device("cpu"), repeat_cases.repeated_operations())
+        monkeypatch.setattr(counted, "_call", lambda *_, counted=counted: setattr(counted, "calls", counted.calls + 1))
+        for number in range(repeat.ROUNDS[level]):
+            counted.round(number, repeat.AUTOCAST if autocast else repeat.SEPARATE)
+        made[autocast] = counted.calls
+    assert made[True] + 5 * made[False] == calls
+    assert f"{calls:,} at {level}" in documented() or f"{calls:,} calls at {level}" in documented()
+
+
+def documented() -> str:
+    return " ".join((Path(__file__).parents[4] / "docs" / "selftest.md").read_text(encoding="utf-8").split())
