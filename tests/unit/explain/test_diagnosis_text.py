@@ -201,6 +201,11 @@ def test_the_sections_of_a_cause() -> None:
     assert "Xid 94 (line 5): contained ECC error; drain the node" in text
 
 
+def test_an_xid_that_names_the_faulty_memory_is_explained() -> None:
+    text = "\n".join(report("NVRM: Xid (PCI:0000:dc:00): 48, pid=1\nNVRM: Xid (PCI:0000:dc:00): 171, pid=1\n"))
+    assert "Xid 171 (line 2): uncorrectable ECC error in DRAM, in addition to Xid 48; drain the node" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("markdown", [False, True])
 def test_lines_have_at_most_100_columns(markdown: bool) -> None:
