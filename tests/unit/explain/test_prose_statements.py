@@ -245,6 +245,9 @@ def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str)
         ("it crashes\nincrease the page file", "host-memory"),
         ("it crashes while loading\nYou can increase the page file.", "host-memory"),
         ("it crashes\nI recommend setting a larger page file", "host-memory"),
+        ("加载模型时崩溃\n增大虚拟内存", "host-memory"),
+        ("加载模型时崩溃\n建议增大一下虚拟内存", "host-memory"),
+        ("加载模型时崩溃，可以增大虚拟内存试试", "host-memory"),
         ("the GPU works; CUDA out of memory was not the cause: it was a KeyError", "gpu-memory"),
         ("The CUDA out of memory error turned out not to be the issue", "gpu-memory"),
         ("CUDA out of memory 不是原因", "gpu-memory"),
@@ -270,6 +273,8 @@ def test_what_is_denied_or_heard_or_about_something_else_names_no_cause(text: st
         ("it closes\ntry to make the page file bigger than 120000, this fixed it for me", "host-memory"),
         ("it crashed while loading\nI increased the page file, and that solved it", "host-memory"),
         ("it stops while loading\nset the page file to 60 GB", "host-memory"),
+        ("加载模型时崩溃\n增大虚拟内存之后解决了", "host-memory"),
+        ("加载模型时崩溃，我把虚拟内存增大到 60GB 才行", "host-memory"),
     ],
 )
 def test_what_is_near_a_denial_or_advice_and_is_neither_names_its_cause(text: str, cause: str) -> None:
