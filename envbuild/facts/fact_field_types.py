@@ -95,6 +95,26 @@ _SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
 
 
 _FLAGS = re.IGNORECASE | re.ASCII  # ASCII: a word ends before a character of another script
+_TOKEN = re.compile(r"(?P<set>\[(?:\\.|[^\]\\])*\])|\\.|(?P<letter>[^\x00-\x7f])")
+
+
+def with_both_cases(pattern: str) -> str:
+    """Returns a pattern in which each letter outside ASCII matches in both cases. With re.ASCII, re.IGNORECASE applies
+    to ASCII letters only, so that "ошибка" would not match "Ошибка"."""
+    return pattern if pattern.isascii() else _TOKEN.sub(_in_both_cases, pattern)
+
+
+def _in_both_cases(token: re.Match[str]) -> str:
+    if token["set"]:
+        return "".join(map(_cases, token["set"]))
+    cases = _cases(token["letter"]) if token["letter"] else ""
+    return f"[{cases}]" if len(cases) > 1 else token[0]
+
+
+def _cases(letter: str) -> str:
+    """Returns a letter, and after it the same letter in the other case, if it has one and is not in ASCII."""
+    other = letter.swapcase()
+    return letter if letter.isascii() or len(other) != 1 or other == letter else letter + other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +127,7 @@ class LazyPattern:
 
     @cached_property
     def _compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern, self.flags)
+        return re.compile(with_both_cases(self.pattern), self.flags)
 
     def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         return self._compiled.search(text, start, end)

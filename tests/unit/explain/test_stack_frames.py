@@ -126,10 +126,42 @@ def test_other_numbers_are_left(text: str) -> None:
         ("libcudnn.so.8: 共有オブジェクトファイルを開けません\n", "library-not-found"),
         ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar\n", "disk-full"),
         ("RuntimeError: Adresse déjà utilisée\n", "port-in-use"),
+        ("H20, torch 2.3.0\nИсключение в операции с плавающей точкой\n", "cublas-hopper-fpe"),
+        ("libcudart.so.12: невозможно открыть разделяемый объектный файл: Нет такого файла или каталога\n",
+         "library-not-found"),
+        ("libcudart.so.12: 동적 오브젝트 파일을 열 수 없습니다\n", "library-not-found"),
+        ("run.sh: línea 3: 4711 Matado                  python train.py\n", "host-memory"),
+        ("run.sh: ligne 3 : 4711 Tué                     python train.py\n", "host-memory"),
+        ("run.sh: 행 3번: 4711 죽었음                  python train.py\n", "host-memory"),
+        ("[1]+  Getötet                 python train.py\n", "host-memory"),
+        ("NCCL WARN socketPoll: Connect to 10.0.0.2<4711> failed : Keine Route zum Zielrechner\n", "nccl-network"),
+        ("NCCL WARN socketPoll: Connect to 10.0.0.2<4711> failed : Сеть недоступна\n", "nccl-network"),
+        ("OSError: 磁碟配額已滿: 'checkpoint.pt'\n", "disk-full"),
     ],
 )  # fmt: skip
 def test_localized_messages_are_read_as_the_english_ones(text: str, cause: str) -> None:
     assert causes(text) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("text", "english"),
+    [
+        ("Ошибка сегментации  (образ памяти сброшен на диск)", "Segmentation fault (core dumped"),
+        ("Недопустимая инструкция", "Illegal instruction"),
+        ("Ошибка шины", "Bus error"),
+        ("Adressierungsfehler (Speicherabzug geschrieben)", "Segmentation fault (core dumped)"),
+        ("セグメンテーションフォルト (コアダンプ)", "Segmentation fault (core dumped)"),
+        ("명령어가 잘못됨", "Illegal instruction"),
+        ("無效指令 (核心已傾印)", "Illegal instruction (core dumped)"),
+        ("Invalid: В соединении отказано", "Invalid: Connection refused"),
+        ("send: Die Verbindung wurde vom Kommunikationspartner zurückgesetzt", "Connection reset by peer"),
+        ("fork: 자원이 일시적으로 사용 불가능함", "fork: Resource temporarily unavailable"),
+        ("getaddrinfo: Nom ou service inconnu", "getaddrinfo: Name or service not known"),
+        ("5 morto python", "5 morto python"),
+    ],
+)
+def test_a_system_message_is_translated(text: str, english: str) -> None:
+    assert english in log_reader_and_search.plain_form(text, of_gpu=True)
 
 
 def test_a_shown_line_is_as_the_log_has_it() -> None:
