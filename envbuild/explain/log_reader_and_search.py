@@ -8,6 +8,7 @@ that searching ten megabytes takes less than a second.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import re
 from bisect import bisect_right
 from collections import deque
@@ -46,6 +47,17 @@ _SNIFFED = 4096
 _MOST_OF_ONE_SHAPE = 40
 _WORD, _MOST_WORDS = 3, 1 << 18
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_WRITTEN_ESCAPES = re.compile(
+    rb"(?i:\^\[|\\{1,2}(?:x1b|u001b|033|e)|#(?:033|x1b)|\xe2\x90\x9b|\xef\xbf\xbd)"
+    rb"\[(?:[0-9;?]{1,30}[A-Za-z]|[AHJKm](?!-))"
+)
+_WRITTEN_STARTS = (b"^[[", b"1b[", b"1B[", b"033[", b"\\e[", b"\x9b[", b"\xbd[")
+"""Control sequences whose escape character a program wrote in another form, such as ^[, \\x1b, \\u001b, or #033
+(syslog); and texts of which each contains one, to find them fast."""
+_COLOURS = re.compile(rb"\[[0-9]{1,3}(?:;[0-9]{1,3}){0,5}m")
+_COLOUR_ENDS = (b"[0m", b"[00m", b"[39m", b"[0;0m")
+"""Colours whose escape character is missing, as in text that was copied from a web page; and the sequences that end a
+colour, without which such text is not a colour."""
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # full-width punctuation, digits and letters -> ASCII
 _ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
@@ -342,9 +354,26 @@ def _breaks(block: bytes) -> int:
 
 
 def _text(raw: bytes) -> str:
-    raw = _ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw
-    text = raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS).decode("utf-8", "replace")
+    raw = _without_colours(_ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw)
+    text = _decoded(raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS))
     return text if text.isascii() else text.translate(_WIDE)
+
+
+def _decoded(raw: bytes) -> str:
+    """Decodes UTF-8, or GB18030 (GBK) if most of the characters outside ASCII are not UTF-8: programs on Windows in
+    Chinese write GBK."""
+    text = raw.decode("utf-8", "replace")
+    if not text.isascii() and 2 * text.count("\ufffd") > sum(not letter.isascii() for letter in text):
+        with contextlib.suppress(UnicodeDecodeError):
+            return raw.decode("gb18030")
+    return text
+
+
+def _without_colours(raw: bytes) -> bytes:
+    """Removes control sequences without an escape character: those in another form, and colours."""
+    if any(start in raw for start in _WRITTEN_STARTS):
+        raw = _WRITTEN_ESCAPES.sub(b"", raw)
+    return _COLOURS.sub(b"", raw) if any(end in raw for end in _COLOUR_ENDS) else raw
 
 
 def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:

@@ -6,7 +6,9 @@ put before each line (docker compose, kubectl, Ray, mpirun, srun).
 
 from __future__ import annotations
 
+import html
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 _CHARACTERS = str.maketrans(
@@ -14,7 +16,12 @@ _CHARACTERS = str.maketrans(
      "\u00a0": " ", "\u200b": None, "\u3000": " ", "‐": "-", "‑": "-", "–": "-", "—": "-", "−": "-",
      "。": ".", "、": ","}
 )  # fmt: skip
-_ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
+_ENTITY = re.compile(r"&(?:#\d{1,5}|#[xX][0-9a-fA-F]{1,4}|quot|apos|lt|gt|amp|nbsp);")
+_TAG = re.compile(
+    r"</?(?:a|b|code|del|em|font|i|ins|kbd|mark|pre|samp|span|strong|tt|u)(?: [^<>]{1,200})?>"
+    r"|(?P<block></?(?:blockquote|br|div|h\d|li|p|td|th|tr)(?: [^<>]{0,200})?/?>)"
+)
+"""HTML tags. `block`: those between which a reader sees a space."""
 _ESCAPES = (
     (re.compile(r"\\(?:r\\)?n|\\t"), " "),
     (re.compile(r"\\'"), "'"),
@@ -40,7 +47,8 @@ _SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)")
 _TRIGGERS = tuple(
     re.compile(text)
     for text in (
-        *("‘", "’", "`", "´", "“", "”", "„", "«", "»", "\u00a0", "\u3000", "‑", "–", "—", "−"), *_ENTITIES,
+        *("‘", "’", "`", "´", "“", "”", "„", "«", "»", "\u00a0", "\u3000", "‑", "–", "—", "−"),
+        *("&#", "&quot;", "&apos;", "&lt;", "&gt;", "&amp;", "&nbsp;", "<br", "<p", "<div", "<td", "<li", "</"),
         r"\\n", r"\\t", r"\\u", r"\\'", r'\\"', r"\\_", r"%20", r"\*\*", r"  ", r" \| ", r"<std", r"pid=", r"ip=",
         r"\[pod/", r"\[container/", r"default", r"rank", r"worker", r"Z ", r"^> ", r"\d: ",
     )
@@ -71,12 +79,13 @@ def normalized(text: str) -> str:
     """Returns the plain form of a line."""
     if "\\u" in text:
         text = _UNICODE.sub(_unescaped, text)
+    if "<" in text:
+        text = _TAG.sub(lambda tag: " " if tag["block"] else "", text).strip()
     if "&" in text:
-        for entity, character in _ENTITIES.items():
-            text = text.replace(entity, character)
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
     for pattern, character in _ESCAPES:
         text = pattern.sub(character, text)
-    return _SPACES.sub(" ", without_prefix(text).translate(_CHARACTERS))
+    return _SPACES.sub(" ", without_prefix(text).translate(_CHARACTERS)).rstrip()
 
 
 _PROGRESS = re.compile(r"^[^|]{0,80}\d{1,3}%\|[^|]{0,200}\||\b\d{1,9}/\d{1,9} \[[\d:]{1,9}<")
@@ -100,6 +109,9 @@ _OPEN = re.compile(
 """The end of a line after which the message continues."""
 _UNIT = re.compile(r"(?:[KMG]i?B|GPUs?)\b")
 _MOST_BETWEEN = 2
+_NARROWEST, _WIDEST, _BROKEN = 30, 200, 3
+"""A terminal of a width between the first two numbers broke the lines of a log if at least _BROKEN lines are that long,
+and none is longer."""
 MOST_JOINED = 20_000
 """Maximum number of joined lines that are searched."""
 
@@ -112,7 +124,7 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
     `lines`: (file, text) of each line. Yields the index of the first line, the position of the break, and the joined
     text.
     """
-    count = 0
+    count, width = 0, _terminal_width(lines)
     for index, (file, first) in enumerate(lines):
         if count >= MOST_JOINED:
             return
@@ -131,6 +143,9 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         second = without_prefix(lines[following][1]).lstrip().removeprefix("> ")
         if second.partition(" ")[0] == first.partition(" ")[0]:  # two records of one kind
             continue
+        if length == width:
+            count += 1
+            yield index, length, _unbroken(lines, index, width)
         head = first.rstrip().removesuffix("\\").rstrip()
         if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
             continue
@@ -141,3 +156,22 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         if head[-1] in "-_/" or (length >= _WIDTH and first[-1].isalnum() and second[0].isalnum()):
             count += 1
             yield index, len(head), f"{head}{second}"
+
+
+def _terminal_width(lines: Sequence[tuple[str, str]]) -> int | None:
+    """Returns the width of the terminal that broke the lines of a log; None if the lines do not show one."""
+    lengths = Counter(len(text) for _, text in lines)
+    longest = max(lengths, default=0)
+    return longest if _NARROWEST <= longest <= _WIDEST and lengths[longest] >= _BROKEN else None
+
+
+def _unbroken(lines: Sequence[tuple[str, str]], index: int, width: int) -> str:
+    """Returns the text that a terminal broke at `width`, from the line at `index` on."""
+    file, text = lines[index]
+    for other, following in lines[index + 1 :]:
+        if other != file or len(text) > _LONGEST:
+            break
+        text += following
+        if len(following) < width:
+            break
+    return text

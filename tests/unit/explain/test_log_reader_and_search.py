@@ -47,6 +47,16 @@ def test_control_sequences_go_and_text_stays() -> None:
     assert lines(log_reader_and_search.Log(raw)) == [(1, "EADDRINUSE 浮:\N{REPLACEMENT CHARACTER}")]
 
 
+def test_output_of_windows_in_chinese_is_read() -> None:
+    text = "训练开始\n页面文件太小，无法完成操作。\nstep 1\n"
+    assert lines(log_reader_and_search.Log(text.encode("gb18030"))) == lines(log_reader_and_search.Log(text.encode()))
+
+
+def test_a_few_bytes_that_are_not_utf_8_do_not_change_the_encoding() -> None:
+    raw = "训练开始，每个进程一张卡\n".encode() + b"caf\xe9, \xd1\xb5\n"
+    assert log_reader_and_search.Log(raw).lines[0].text.startswith("训练开始")
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
 def test_output_of_powershell_is_read(encoding: str) -> None:
     raw = "step 1\nRuntimeError: CUDA out of memory.\n".encode(encoding)

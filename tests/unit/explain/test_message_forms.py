@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import textwrap
 from collections.abc import Callable
@@ -103,6 +104,10 @@ def test_each_family_of_errors_has_forms_with_the_number() -> None:
         ("2024-05-01T10:00:00.1Z stderr F Killed", "Killed"),
         ("No module named ‘amp_C’", "No module named 'amp_C'"),
         ("can&#39;t  open &lt;x&gt;", "can't open <x>"),
+        ("can&#x27;t&nbsp;open&#32;it", "can't open it"),
+        ('<span class="ansi-red">Runtime<b>Error</b></span>:<br/>full', "RuntimeError: full"),
+        ("vector<int> of <unknown>", "vector<int> of <unknown>"),
+        ("Killed   ", "Killed"),
         (r"a \"b\" \u0063", 'a "b" c'),
         (r"done \ud83c\udf89\u0021", "done \U0001f389!"),
         (r"cut \ud83c, and \udf89", "cut \ufffd, and \ufffd"),
@@ -111,6 +116,23 @@ def test_each_family_of_errors_has_forms_with_the_number() -> None:
 )
 def test_the_plain_form_of_a_line(text: str, plain: str) -> None:
     assert message_normalization.normalized(text) == plain
+
+
+@pytest.mark.parametrize(
+    "escape", ["\x1b", "", "^[", r"\x1b", r"\u001b", r"\u001B", r"\033", r"\e", "#033", "\u241b", "\ufffd"]
+)
+def test_control_sequences_are_removed_however_their_escape_character_is_written(escape: str) -> None:
+    text = "@[31mRuntimeError:@[0m CUDA error: @[1;32mno kernel@[0m image is available for execution".replace(
+        "@", escape
+    )
+    (match,) = explanation_of(text).matches
+    assert match.id == "no-kernel-image"
+    assert match.lines[0].text == "RuntimeError: CUDA error: no kernel image is available for execution"
+
+
+@pytest.mark.parametrize("text", ["eta [5m 3s], rank [3]", "pattern ^[[A-Z]", "C:\\x1b[a]", "list[0]m"])
+def test_other_text_in_brackets_is_kept(text: str) -> None:
+    assert log_reader_and_search.Log(text.encode()).lines[0].text == text
 
 
 def test_half_a_character_as_an_escape_is_readable() -> None:
@@ -131,6 +153,20 @@ def test_a_broken_message_is_joined(text: str, cause: str) -> None:
     assert causes(text) == [cause]
 
 
+@pytest.mark.parametrize("width", [38, 50, 64, 80])
+def test_a_message_that_a_terminal_broke_at_any_column_is_joined(width: int) -> None:
+    text = (
+        "ImportError: /opt/venv/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: "
+        "undefined symbol: _ZN3c104cuda9SetDeviceEi, which the extension needs when it is loaded by transformers in "
+        "the first forward pass of the model on this node"
+    )
+    assert causes(broken_at(width, text)) == ["extension-of-other-torch"]
+
+
+def broken_at(width: int, text: str) -> str:
+    return "\n".join(text[start : start + width] for start in range(0, len(text), width))
+
+
 def test_separate_messages_are_not_joined() -> None:
     lines = ["CUDA error: an illegal memory access was encountered", "Updated flash-attn 2", "Loss 2.3.", "of 5 steps"]
     assert not list(message_normalization.joined([("", line) for line in lines]))
@@ -146,6 +182,11 @@ def test_punctuation_and_quotes_are_optional() -> None:
 
 FORMS: dict[str, Callable[[str], str]] = {
     "json": lambda text: json.dumps({"level": "warning", "msg": text}),
+    "colours": lambda text: "".join(f"[1;3{place % 8}m{word} [0m" for place, word in enumerate(text.split(" "))),
+    "html": lambda text: f"<pre>{html.escape(text)}</pre>",
+    "narrow terminal": lambda text: broken_at(
+        48, f"{text}\n{'step 1 of the next message, as long as two lines of it ' * 3}"
+    ),
     "docker": lambda text: "\n".join(f"worker-1  | {line}" for line in text.split("\n")),
     "wrapped": lambda text: "\n".join("\n".join(textwrap.wrap(line, 80)) for line in text.split("\n")),
     "quoted": lambda text: "> " + text.replace("\n", "\n> "),
