@@ -103,7 +103,8 @@ class Cut:
 
 class Log:
     """The lines of one or several files. `foreign`: the kind of the file, if it is not text. `note`: why the end of the
-    file was not read; else None. `cut`: the parts that were not kept because the log is too large."""
+    file was not read; else None. `cut`: the parts that were not kept because the log is too large. `unfinished`: the
+    last line of each file that does not end with a line break."""
 
     def __init__(self, raw: bytes | Iterable[bytes] = b"", logs: int = 1, file: str = "") -> None:
         """`logs`: the number of logs read together; each log gets 1/`logs` of the limits."""
@@ -111,7 +112,8 @@ class Log:
         self.note: str | None = None
         self.files: tuple[str, ...] = (file,)
         blocks = _slices(raw) if isinstance(raw, bytes) else raw
-        self.lines, self.cut = _kept(_utf8(blocks), logs, file)
+        self.lines, self.cut, unfinished = _kept(_utf8(blocks), logs, file)
+        self.unfinished: tuple[Line, ...] = (self.lines[-1],) if unfinished and self.lines else ()
 
     @property
     def empty(self) -> bool:
@@ -190,11 +192,15 @@ class Log:
 
     @cached_property
     def _joined(self) -> tuple[dict[int, list[tuple[int, str]]], _Index]:
-        """The lines that are joined with the next line: index -> (position of the break, joined text), and an index for
-        searching them."""
+        """The lines that are joined with the next line, or with the rest of the message in which the log ends: index ->
+        (position of the break, joined text), and an index for searching them."""
         breaks: dict[int, list[tuple[int, str]]] = {}
         for index, place, text in message_normalization.joined([(line.file, line.text) for line in self.lines]):
             breaks.setdefault(index, []).append((place, text))
+        for line in self.unfinished:
+            if rest := required_texts.rest_of_text(line.text):
+                index = next(place for place, other in enumerate(self.lines) if other is line)
+                breaks.setdefault(index, []).append((len(line.text), f"{line.text}{rest}"))
         return breaks, _Index((index, text) for index, found in breaks.items() for _, text in found)
 
 
@@ -215,6 +221,7 @@ def join_logs(parts: Iterable[Log]) -> Log:
     whole, whole.files = Log(), ()
     for log in parts:
         whole.lines += log.lines
+        whole.unfinished += log.unfinished
         whole.files += log.files
     return whole
 
@@ -320,9 +327,10 @@ def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield from following
 
 
-def _kept(blocks: Iterator[bytes], logs: int, file: str) -> tuple[list[Line], Cut | None]:
-    """Returns the lines of a log's beginning and end, and which part was dropped. After the beginning, a block is
-    dropped once the blocks after it reach a limit of bytes or lines."""
+def _kept(blocks: Iterator[bytes], logs: int, file: str) -> tuple[list[Line], Cut | None, bool]:
+    """Returns the lines of a log's beginning and end, which part was dropped, and whether the last line does not end
+    with a line break. After the beginning, a block is dropped once the blocks after it reach a limit of bytes or
+    lines."""
     head: list[bytes] = []
     size = count = 0
     while size < HEAD // logs and count < HEAD_LINES // logs and (block := next(blocks, b"")):
@@ -339,10 +347,11 @@ def _kept(blocks: Iterator[bytes], logs: int, file: str) -> tuple[list[Line], Cu
             size, count = size - len(gone), count - breaks
             skipped = LogPart(skipped.lines + gone.count(b"\n"), skipped.size + len(gone))
     end = [block for block, _ in tail]
+    unfinished = not b"".join([*head[-1:], *end[-1:]]).endswith((b"\n", b"\r"))
     if not skipped.size:
-        return list(_lines(chain(head, end), 1, file)), None
+        return list(_lines(chain(head, end), 1, file)), None, unfinished
     cut = Cut(begin, skipped, _part(end))
-    return [*_lines(head, 1, file), *_lines(end, begin.lines + skipped.lines + 1, file)], cut
+    return [*_lines(head, 1, file), *_lines(end, begin.lines + skipped.lines + 1, file)], cut, unfinished
 
 
 def _part(blocks: Sequence[bytes]) -> LogPart:
@@ -363,7 +372,7 @@ def _decoded(raw: bytes) -> str:
     """Decodes UTF-8, or GB18030 (GBK) if most of the characters outside ASCII are not UTF-8: programs on Windows in
     Chinese write GBK."""
     text = raw.decode("utf-8", "replace")
-    if not text.isascii() and 2 * text.count("\ufffd") > sum(not letter.isascii() for letter in text):
+    if not text.isascii() and 2 * text.count("\ufffd") > len(text) - len(text.encode("ascii", "ignore")):
         with contextlib.suppress(UnicodeDecodeError):
             return raw.decode("gb18030")
     return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,40 @@ def required_texts(pattern: SearchPattern) -> tuple[bytes, ...]:
     least one of them. Empty if the pattern requires no text."""
     shipped = _shipped().get(key_of(pattern))
     return computed_texts(pattern) if shipped is None else tuple(text.encode() for text in shipped)
+
+
+_LEAST, _SHARE, _POSSIBLE = 12, 0.55, 6
+"""The least number of bytes, and share, of a text after which the rest of the text is known; and the number of bytes
+after which a different rest is possible."""
+_TWO_WORDS = re.compile(rb"[a-z0](?=[^a-z0]+[a-z0])|[^\x00-\x7f]")
+
+
+def rest_of_text(beginning: str) -> str:
+    """Returns the rest of the text of a shipped pattern in which `beginning` ends, within a word or after a space. ""
+    if there is no such text, or if texts with different rests are possible."""
+    shape = beginning.encode().lower().translate(DIGITS)
+    rests: dict[bytes, bool] = {}
+    for text in _texts_of_words():
+        known = text.find(shape[-_POSSIBLE:]) + _POSSIBLE
+        if known >= _POSSIBLE and shape.endswith(text[:known]):
+            sure = known >= max(_LEAST, _SHARE * len(text)) and _TWO_WORDS.search(text[:known]) is not None
+            rests[text[known:]] = sure or rests.get(text[known:], False)
+    longest = max((rest for rest, sure in rests.items() if sure), key=len, default=b"")
+    if not all(longest.startswith(rest) or rest.startswith(longest) for rest in rests):
+        return ""
+    rest = longest.decode("utf-8", "ignore")
+    return "" if not rest or (_in_word(beginning[-1]) and not _in_word(rest[0])) else rest
+
+
+def _in_word(letter: str) -> bool:
+    return letter.isalnum() or letter == "_"
+
+
+@cache
+def _texts_of_words() -> tuple[bytes, ...]:
+    """Returns the shipped texts that have several words, and of which a beginning is long enough."""
+    texts = {text.encode() for found in _shipped().values() for text in found}
+    return tuple(text for text in texts if len(text) > _LEAST and not text.isalnum())
 
 
 def key_of(pattern: SearchPattern) -> str:

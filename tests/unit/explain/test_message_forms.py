@@ -167,6 +167,22 @@ def broken_at(width: int, text: str) -> str:
     return "\n".join(text[start : start + width] for start in range(0, len(text), width))
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("OSError: libcudart.so.12: cannot open shared obje", ["library-not-found"]),
+        ("RuntimeError: CUDA error: device-side ass", ["device-side-assert"]),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INIT", ["cublas-not-initialized"]),
+        ("OSError: libcudart.so.12: cannot open shared obje\n", []),  # the line is complete
+        ("OSError: libcudart.so.12: cannot open", []),  # the log ends after a word
+        ("RuntimeError: cuDNN error: CUDNN_ST", []),  # several messages begin like this
+        ("File 'x.py', line 3\nRuntimeErro", []),
+    ],
+)
+def test_a_message_in_which_the_log_ends_is_completed_if_only_one_is_possible(text: str, found: list[str]) -> None:
+    assert causes(text) == found
+
+
 def test_separate_messages_are_not_joined() -> None:
     lines = ["CUDA error: an illegal memory access was encountered", "Updated flash-attn 2", "Loss 2.3.", "of 5 steps"]
     assert not list(message_normalization.joined([("", line) for line in lines]))
