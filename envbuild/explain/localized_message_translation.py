@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import cache
 
+from envbuild.explain import required_texts
 from envbuild.facts import log_signatures
 from envbuild.facts.fact_field_types import SearchPattern
 
@@ -51,12 +53,23 @@ def patterns() -> tuple[SearchPattern, ...]:
 
 def rewritten(text: str) -> str:
     """Replaces localized messages in a line with the English messages, and adds the signal after an exit status."""
-    for row in log_signatures.system_messages():
-        for form in row.forms:
-            text = form.sub(row.english, text)
+    lower = text.lower()
+    for english, form, required in _forms():
+        if any(needed in lower for needed in required):
+            text = form.sub(english, text)
     for pattern in _EXITS:
         text = pattern.sub(_with_signal, text)
     return text
+
+
+@cache
+def _forms() -> tuple[tuple[str, SearchPattern, tuple[str, ...]], ...]:
+    """Returns each English message with one of its patterns, and texts of which every match contains one."""
+    return tuple(
+        (row.english, form, tuple(text.decode() for text in required_texts.required_texts(form)) or ("",))
+        for row in log_signatures.system_messages()
+        for form in row.forms
+    )
 
 
 def _with_signal(match: re.Match[str]) -> str:

@@ -48,16 +48,18 @@ _TRIGGERS = tuple(
     re.compile(text)
     for text in (
         *("‘", "’", "`", "´", "“", "”", "„", "«", "»", "\u00a0", "\u3000", "‑", "–", "—", "−"),
-        *("&#", "&quot;", "&apos;", "&lt;", "&gt;", "&amp;", "&nbsp;", "<br", "<p", "<div", "<td", "<li", "</"),
+        *("&#0", "&#x", "&quot;", "&apos;", "&lt;", "&gt;", "&amp;", "&nbsp;", "<br", "<span", "<div", "<pre", "<code"),
+        *("</p>", "</li>", "</td>", "</th>", "</a>", "</b>", "</i>", "</em>", "</strong>", "</font>", "</kbd>", "</h"),
         r"\\n", r"\\t", r"\\u", r"\\'", r'\\"', r"\\_", r"%20", r"\*\*", r"  ", r" \| ", r"<std", r"pid=", r"ip=",
         r"\[pod/", r"\[container/", r"default", r"rank", r"worker", r"Z ", r"^> ", r"\d: ",
     )
 )  # fmt: skip
+"""Patterns of texts in the lines that `normalized` changes. A text stands for its shape: 0 is any digit."""
 _MOST_PREFIXES = 3
 
 
 def form_patterns() -> tuple[re.Pattern[str], ...]:
-    """Returns patterns, of which every line that `normalized` changes matches at least one."""
+    """Returns patterns whose required texts are in every line that `normalized` changes."""
     return _TRIGGERS
 
 
