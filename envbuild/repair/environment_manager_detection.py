@@ -80,10 +80,18 @@ class EnvironmentManager:
     def pip(self, command: Literal["install", "uninstall"]) -> tuple[str, ...]:
         """Return the first words of a pip command for this environment, or of `uv pip` if the environment has no
         pip."""
-        if self.kind in ("uv", "uv-project") or not self.has_pip:
-            return ("uv", "pip", command, "--python", self.python)
-        assume_yes = ("--yes",) if command == "uninstall" else ()
-        return (self.python, "-m", "pip", command, *assume_yes)
+        return _pip_words(self.python, command, self.has_pip and self.kind not in ("uv", "uv-project"))
+
+
+def pip_words(held: Holdings, command: Literal["install", "uninstall"]) -> tuple[str, ...]:
+    """Return the first words of a command of the environment's own pip, or of `uv pip` if it has no pip."""
+    return _pip_words(held.python.executable, command, "pip" in held.installed)
+
+
+def _pip_words(python: str, command: Literal["install", "uninstall"], has_pip: bool) -> tuple[str, ...]:
+    if not has_pip:
+        return ("uv", "pip", command, "--python", python)
+    return (python, "-m", "pip", command, *(("--yes",) if command == "uninstall" else ()))
 
 
 def detect(held: Holdings) -> EnvironmentManager:

@@ -52,6 +52,7 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
         what
         for what, needed in (
             (f"torch {changes.torch}", changes.torch),
+            (f"{', '.join(changes.rebuilt)}", changes.rebuilt),
             (f"{', '.join(changes.packages)}", changes.packages),
             (f"{', '.join(changes.reinstall)} again", changes.reinstall),
         )

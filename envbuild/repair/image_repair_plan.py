@@ -23,7 +23,7 @@ from envbuild.facts import database
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.image import container_definition_export
 from envbuild.lock import requirements_export
-from envbuild.repair import required_changes
+from envbuild.repair import environment_manager_detection, required_changes
 from envbuild.repair.repair_plan import LibraryOutcome
 from envbuild.repair.required_changes import Changes, Diagnosis
 from envbuild.resolve import advisory_remedy
@@ -107,7 +107,7 @@ def plan_image_repair(audited: Audit, found: Explanation | None, user: str) -> I
 
 def _differs_from_lock(audited: Audit, changes: Changes) -> bool:
     """Whether the image has faults that a new image from the same lock does not have."""
-    files = (changes.reinstall, changes.uninstall, changes.overwriting, changes.leftovers)
+    files = (changes.reinstall, changes.rebuilt, changes.uninstall, changes.overwriting, changes.leftovers)
     return any(files) or any(one.id in _BUILT_AGAIN and one.severity == "defect" for one in audited.findings)
 
 
@@ -124,10 +124,9 @@ def _profile_keys(changes: Changes) -> dict[str, Any]:
 
 def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
     """The instructions of the Dockerfile after FROM."""
-    python = held.python.executable
-    pip = (python, "-m", "pip") if "pip" in held.installed else ("uv", "pip")
-    into = () if pip[0] == python else ("--python", python)
-    force, yes = ("--force-reinstall", ("--yes",)) if pip[0] == python else ("--reinstall", ())
+    install = environment_manager_detection.pip_words(held, "install")
+    uninstall = environment_manager_detection.pip_words(held, "uninstall")
+    force = "--reinstall" if install[0] == "uv" else "--force-reinstall"
 
     def run(*words: str) -> str:
         return f"RUN {shlex.join(words)}"
@@ -135,18 +134,21 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
     if changes.leftovers:
         yield run("rm", "--", *changes.leftovers)
     if removed := (*changes.uninstall, *changes.overwriting):
-        yield run(*pip, "uninstall", *into, *yes, *removed)
+        yield run(*uninstall, *removed)
     if changes.torch:
         again = (force,) if _same_torch(held, changes) or changes.reinstall_with_torch else ()
-        yield run(*pip, "install", *into, *again, f"torch=={changes.torch}")
+        yield run(*install, *again, f"torch=={changes.torch}", *changes.companions)
+    if changes.rebuilt:
+        options = ("--no-deps", force, *required_changes.index_options(held))
+        yield run(*install, *options, *changes.rebuilt)
     pins = {pin.distribution: pin.version for pin in changes.pins}
     if missing := [pin.requirement for pin in changes.pins if not pin.installed]:
         # --no-deps: torch's own metadata may require the old version
-        yield run(*pip, "install", *into, "--no-deps", *missing)
+        yield run(*install, "--no-deps", *missing)
     if changes.packages:
-        yield run(*pip, "install", *into, *changes.packages)
+        yield run(*install, *changes.packages)
     if changes.reinstall:
-        yield run(*pip, "install", *into, "--no-deps", force, *changes.reinstall)
+        yield run(*install, "--no-deps", force, *changes.reinstall)
     if not changes.torch:
         yield from _metadata_edits(held, pins)
     for name, value in changes.variables.items():

@@ -183,19 +183,21 @@ class _Steps:
         if changes.packages:
             yield Command("install versions without the fault", (*self._add(), *changes.packages))
         if changes.reinstall:
-            force = "--reinstall" if manager.pip("install")[0] == "uv" else "--force-reinstall"
-            argv = (*manager.pip("install"), "--no-deps", force, *changes.reinstall)
+            argv = (*manager.pip("install"), "--no-deps", self._reinstall, *changes.reinstall)
             yield Command("install overwritten files again", argv)
         for name, value in changes.variables.items():
             yield Command("in the shell or job script that starts the program", ("export", f"{name}={value}"), True)
 
     def _torch(self) -> Iterator[Command]:
-        torch = self.changes.torch
+        torch, owner = self.changes.torch, self._conda_owner("torch")
+        companions = self._companions(owner)
         if torch is None:
+            yield from self._rebuilt(companions)
             return
-        owner = self._conda_owner("torch")
         if owner:
-            argv = (*self._conda(), f"{owner.name}={torch}")
+            cpu = self.held.torch is not None and not self.held.torch.cuda
+            # without *cuda*, conda keeps the build for the CPU if its version fits
+            argv = (*self._conda(), f"{owner.name}={torch}{'=*cuda*' if cpu else ''}")
             yield Command(f"conda owns torch ({owner.name} {owner.version})", argv)
             return
         if self.changes.bundled:
@@ -209,7 +211,33 @@ class _Steps:
             force = tuple(word for name in again for word in ("--reinstall-package", name))
         else:
             force = ("--force-reinstall",) if again and self._add()[0] != "poetry" else ()
-        yield Command(f"install torch {torch} with its own CUDA libraries", (*self._add(), *force, f"torch=={torch}"))
+        does = " and ".join([f"install torch {torch} with its own CUDA libraries", *_builds(companions)])
+        yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
+
+    def _companions(self, owner: CondaPackage | None) -> tuple[str, ...]:
+        """The requirements for torchvision and torchaudio, except those that a different manager than that of torch
+        installed. `owner`: the conda package of torch."""
+        kept = []
+        for text in (*self.changes.companions, *self.changes.rebuilt):
+            name = Requirement(text).name
+            own = self._conda_owner(name)
+            if owner is None and own is None:
+                kept.append(text)
+            elif owner is None or own is None:
+                others = "conda installed torch, and pip" if owner else "pip installed torch, and conda"
+                self.warnings.append(f"{others} installed {name}: install both with the same tool")
+        return tuple(kept)
+
+    def _rebuilt(self, requirements: Sequence[str]) -> Iterator[Command]:
+        """The command that installs builds for the CUDA version of the installed torch."""
+        if not requirements:
+            return
+        options = ("--no-deps", self._reinstall, *required_changes.index_options(self.held))
+        yield Command(" and ".join(_builds(requirements)), (*self.manager.pip("install"), *options, *requirements))
+
+    @property
+    def _reinstall(self) -> str:
+        return "--reinstall" if self.manager.pip("install")[0] == "uv" else "--force-reinstall"
 
     def _pins(self) -> Iterator[Command]:
         missing = [pin for pin in self.changes.pins if not pin.installed]
@@ -269,6 +297,7 @@ class _Steps:
         distributions that torch requires, directly or indirectly."""
         changes = self.changes
         texts = [*changes.packages, *changes.reinstall, *changes.uninstall, *changes.overwriting]
+        texts += [*changes.companions, *changes.rebuilt]
         named: set[str] = {canonicalize_name(Requirement(text).name) for text in texts}
         named |= {pin.distribution for pin in changes.pins if not pin.installed}
         named |= {pin.owner for pin in self.metadata()}
@@ -318,6 +347,12 @@ class _Steps:
                         f"{package.name} {package.version} requires {name} {bounds}: conda will replace or remove "
                         f"{package.name} too, or refuse"
                     )
+
+
+def _builds(requirements: Sequence[str]) -> list[str]:
+    """What a command does with these requirements, if there are any."""
+    names = " and ".join(Requirement(text).name for text in requirements)
+    return [f"install the build of {names} for the CUDA version of torch"] if names else []
 
 
 def _conda_allows(bounds: str, version: str) -> bool:

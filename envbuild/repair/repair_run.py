@@ -193,9 +193,9 @@ def _run_one(command: Command, plan: RepairPlan, say: Callable[[str], None]) -> 
 
 
 def require_loaded(plan: RepairPlan, held: Holdings) -> None:
-    """Raise CheckFailed unless torch now loads the planned versions. `held`: the environment's contents after the
-    repair."""
-    wrong = []
+    """Raise CheckFailed unless the planned torch is installed, and torch now loads the planned versions. `held`: the
+    environment's contents after the repair."""
+    wrong = list(_wrong_torch(plan.diagnosis.changes.torch, held))
     for pin in plan.diagnosis.changes.pins:
         loaded = held.loaded(pin.library)
         if held.torch and held.torch.imported and loaded and not _is(loaded, pin.version):
@@ -204,6 +204,20 @@ def require_loaded(plan: RepairPlan, held: Holdings) -> None:
             wrong.append(f"{pin.distribution} is {held.installed.get(pin.distribution, 'absent')}, not {pin.version}")
     if wrong:
         raise CheckFailed("; ".join(wrong), hint=f"undo it: {file_backup.undo_command(plan.manager.prefix)}")
+
+
+def _wrong_torch(release: str | None, held: Holdings) -> Iterator[str]:
+    """Yield what is wrong with the torch that was to be replaced by this release: a package index of the user's
+    settings may have no build with GPU code."""
+    if release is None:
+        return
+    found = held.installed.get("torch", "absent")
+    if held.torch is None or not held.torch.imported:
+        yield f"torch {found} cannot be imported"
+    elif found.partition("+")[0] != release:
+        yield f"torch is {found}, not {release}"
+    elif not held.torch.cuda:
+        yield f"torch {found} has no GPU code: is the package index of pip or uv the one for the CPU?"
 
 
 def _is(copy: Copy, version: str) -> bool:

@@ -23,10 +23,12 @@ from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
 from envbuild.facts.gpu_fact_types import Gpu
-from envbuild.resolve import advisory_remedy
+from envbuild.resolve import advisory_remedy, torch_companions
 
 DRIVER_TOO_OLD = "driver-too-old"
 """The id of the problem that the driver does not run the CUDA version of torch."""
+COMPANION_BUILD = "companion-build"
+"""The id of the problem that torchvision or torchaudio was built for the CPU or a different CUDA version than torch."""
 _MOST_ROUNDS = 5
 
 
@@ -48,13 +50,14 @@ class LibraryPin:
 
 @dataclass(frozen=True)
 class Changes:
-    """What to change. `torch`: the release to install with the libraries that it requires; `packages`: other
-    requirements to install; `variables`: environment variables to set; `reinstall`: distributions whose files were
-    overwritten, with their installed versions; `reinstall_with_torch`: the names of those that the installed torch
-    requires, to install again together with `torch`; `uninstall`: unrelated distributions to remove; `overwriting`:
-    distributions to remove because they overwrote files of those that torch requires; `leftovers`: files to remove that
-    no distribution owns; `bundled`: libraries that the installed torch bundles, so that only a different torch changes
-    their version."""
+    """What to change. `torch`: the release to install with the libraries that it requires; `companions`: requirements
+    for the installed torchvision and torchaudio, to install together with `torch`; `rebuilt`: exact requirements for
+    those that must become the same build as the installed torch, which stays; `packages`: other requirements to
+    install; `variables`: environment variables to set; `reinstall`: distributions whose files were overwritten, with
+    their installed versions; `reinstall_with_torch`: the names of distributions to install again together with `torch`,
+    even if their version fits; `uninstall`: unrelated distributions to remove; `overwriting`: distributions to remove
+    because they overwrote files of those that torch requires; `leftovers`: files to remove that no distribution owns;
+    `bundled`: libraries that the installed torch bundles, so that only a different torch changes their version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -66,11 +69,14 @@ class Changes:
     overwriting: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     bundled: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
+    rebuilt: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
         removals = (self.uninstall, self.overwriting, self.leftovers)
-        return not any((self.pins, self.torch, self.packages, self.variables, self.reinstall, *removals))
+        installs = (self.pins, self.torch, self.rebuilt, self.packages, self.reinstall)
+        return not any((*installs, self.variables, *removals))
 
 
 @dataclass(frozen=True)
@@ -180,12 +186,48 @@ def _version_changes(
     damaged = _damaged(held, {pin.distribution for pin in found if not pin.installed})
     # the new torch may require other versions of these than the installed ones
     with_torch = library_and_distribution_findings.torch_requirements(held) if torch else frozenset()
+    companions = _companions(held) if torch else {}
+    labelled = [name for name, version in companions.items() if "+" in version]
     return acted, Changes(
         found, torch, tuple(packages), variables,
         tuple(f"{name}=={held.installed[name]}" for name in damaged if name not in with_torch),
-        tuple(name for name in damaged if name in with_torch), tuple(_unrelated(held)), _overwriting(held),
+        (*(name for name in damaged if name in with_torch), *labelled), tuple(_unrelated(held)), _overwriting(held),
         tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
+        tuple(torch_companions.companion_requirement(name, torch) for name in companions if torch),
+        tuple(_rebuilt_companions(held)) if now.gpus and not torch else (),
     )  # fmt: skip
+
+
+def _companions(held: Holdings) -> dict[str, str]:
+    """The versions of the installed torchvision and torchaudio."""
+    names = (name for name in database.torch_index().packages if name != "torch")
+    return {name: held.installed[name] for name in names if name in held.installed}
+
+
+def _rebuilt_companions(held: Holdings) -> Iterator[str]:
+    """Yield the exact requirement for each torchvision and torchaudio that was built for the CPU or for a different
+    CUDA major version than the installed torch, such as torchvision==0.22.1 for 0.22.1+cpu. It names the same release:
+    a release that does not belong to the installed torch is not changed."""
+    torch, _, label = held.installed.get("torch", "").partition("+")
+    if held.torch is None or not held.torch.cuda or not is_version(torch) or not re.fullmatch(r"(cu[0-9]+)?", label):
+        return
+    for name, installed in _companions(held).items():
+        release, _, build = installed.partition("+")
+        series = torch_companions.companion_series(name, torch)
+        if re.fullmatch(rf"{re.escape(series)}(\.[0-9]+)?", release) and _other_build(build, held.torch.cuda):
+            yield f"{name}=={release}{f'+{label}' if label else ''}"
+
+
+def index_options(held: Holdings) -> tuple[str, ...]:
+    """The options of pip and uv for the package index of the installed torch's build; empty for a build of PyPI."""
+    label = held.installed.get("torch", "").partition("+")[2]
+    return ("--index-url", database.torch_index().address.format(build=label)) if label else ()
+
+
+def _other_build(build: str, cuda: str) -> bool:
+    """Whether a label of PyTorch's builds, such as cu126, is that of the CPU or of a different CUDA major version."""
+    major = re.fullmatch(r"cu([0-9]{2})[0-9]+", build)
+    return build == "cpu" or (major is not None and major[1] != cuda.partition(".")[0])
 
 
 def _newer(version: str, own: str | None) -> bool:
@@ -373,6 +415,11 @@ def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tupl
         instead = f"; torch {changes.torch} is built for CUDA {release.cuda}" if release else ""
         text = f"driver {now.driver} does not run CUDA {now.cuda}, for which torch {now.torch} was built"
         yield DRIVER_TOO_OLD, f"{text}: it needs driver {minimum} or newer{instead}"
+    for requirement in changes.rebuilt:
+        name = requirement.partition("=")[0]
+        version = audited.held.installed[name]
+        fault = "has no GPU code" if version.endswith("+cpu") else "was built for a different CUDA version"
+        yield COMPANION_BUILD, f"{name} {version} {fault}; torch {now.torch} was built for CUDA {now.cuda}"
 
 
 def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.profile_and_lock_name_lookup import Meant
 from envbuild.profile.project_test_shapes_and_script import read_script
-from envbuild.resolve import malformed_profile_contradictions
+from envbuild.resolve import malformed_profile_contradictions, torch_companions
 from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_and_project_paths import Document, Place
@@ -185,18 +185,13 @@ def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str
 
 
 def _fits_torch(requirement: Requirement, torch: str) -> bool:
-    """Whether an exact version of torchvision or torchaudio belongs to a torch release, by the numbers of their
-    releases: torchaudio 2.x has torch's, torchvision 0.N belongs to torch 2.(N-15)."""
-    wanted = Version(torch)
+    """Whether an exact version of torchvision or torchaudio belongs to a torch release."""
+    series = torch_companions.companion_series(canonicalize_name(requirement.name), torch)
     for one in requirement.specifier:
         if one.operator not in ("==", "===") or not is_version(one.version.removesuffix(".*")):
             continue
         version = Version(one.version.removesuffix(".*"))
-        if version.local:
-            return False
-        minor = version.minor - 15 if requirement.name.lower() == "torchvision" else version.minor
-        major = 2 if requirement.name.lower() == "torchvision" and version.major == 0 else version.major
-        if (major, minor) != (wanted.major, wanted.minor):
+        if version.local or f"{version.major}.{version.minor}" != series:
             return False
     return True
 

@@ -150,6 +150,13 @@ def test_torch_for_the_cpu_is_a_change_of_torch(tmp_path: Path) -> None:
     )
     known: dict[str, Any] = {"profile": "mine", "cli_words": "mine", "claimed": True, "gpus": (H20,)}
     assert plan(place.held(), None, **known).profile_change == ("torch: 2.7.1", "cuda: '12.6'")
+    place.made.wheel("torchvision", "0.22.1+cpu", {"torchvision/__init__.py": b""})
+    assert plan(place.held(), None, gpus=(H20,)).dockerfile[1].endswith(" torch==2.7.1 'torchvision==0.22.*'")
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch("2.7.1", cuda="12.6")
+    assert plan(place.held(), None, gpus=(H20,)).dockerfile[1] == (
+        f"RUN {place.python} -m pip install --no-deps --force-reinstall torchvision==0.22.1"
+    )
 
 
 def test_a_damaged_library_is_installed_again_with_the_new_torch(tmp_path: Path) -> None:

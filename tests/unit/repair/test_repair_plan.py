@@ -19,9 +19,10 @@ from envbuild.audit.collected_environment import Holdings
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
-from envbuild.repair import environment_manager_detection, repair_plan, required_changes
+from envbuild.repair import environment_manager_detection, repair_plan, repair_run, required_changes
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.runners import host_runner
+from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
 
 LOG = """NVIDIA H20, driver 550.54.15
@@ -406,6 +407,90 @@ def test_torch_for_the_cpu_where_the_log_has_a_gpu(place: Place) -> None:
     plan = place.plan("NVIDIA H20, driver 570.86.10\nCUDA available: False\n")
     assert plan.diagnosis.changes.torch == "2.7.1"
     assert plan.commands[-1].argv[-2:] == ("torch", "torch==2.7.1")
+
+
+CPU_LOG = "NVIDIA H20, driver 570.86.10\nCUDA available: False\n"
+
+
+def with_torch(place: Place, version: str, cuda: str | None, **others: str) -> None:
+    """Replace torch, and install other distributions, by name and version."""
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch(version, cuda=cuda)
+    for name, number in others.items():
+        place.made.wheel(name, number, {f"{name}/__init__.py": b""})
+
+
+def test_torchvision_and_torchaudio_for_the_cpu_are_replaced_with_torch(place: Place) -> None:
+    """Their old version would fit the new torch, so it must be installed again."""
+    with_torch(place, "2.7.1+cpu", None, torchvision="0.22.1+cpu", torchaudio="2.7.1+cpu")
+    plan = place.plan(CPU_LOG)
+    again = [word for name in ("torch", "torchvision", "torchaudio") for word in ("--reinstall-package", name)]
+    assert plan.commands[-1].argv == (
+        "uv", "pip", "install", "--python", str(place.python), *again,
+        "torch==2.7.1", "torchvision==0.22.*", "torchaudio==2.7.*",
+    )  # fmt: skip
+    assert "install the build of torchvision and torchaudio for the CUDA version of torch" in plan.commands[-1].does
+    assert {"torchvision", "torchaudio"} <= plan.touched
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    assert place.plan(CPU_LOG).commands[-1].argv[1:] == (
+        "-m", "pip", "install", "--force-reinstall", "torch==2.7.1", "torchvision==0.22.*", "torchaudio==2.7.*",
+    )  # fmt: skip
+
+
+def test_a_new_torch_gets_the_releases_of_torchvision_and_torchaudio_that_belong_to_it(place: Place) -> None:
+    with_torch(place, "2.14.0", "13.0", torchvision="0.29.0", torchaudio="2.11.0")
+    plan = place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n")
+    torch = plan.diagnosis.changes.torch
+    assert torch == "2.10.0"
+    assert plan.commands[-1].argv[-3:] == ("torch==2.10.0", "torchvision==0.25.*", "torchaudio==2.10.*")
+
+
+def test_torchvision_for_the_cpu_with_a_torch_for_cuda_is_replaced_alone(place: Place) -> None:
+    with_torch(place, "2.7.1", "12.6", torchvision="0.22.1+cpu", torchaudio="2.7.1")
+    plan = place.plan("NVIDIA H20, driver 570.86.10\n")
+    (command,) = [one for one in plan.commands if "torchvision" in one.does]
+    assert command.argv[-3:] == ("--no-deps", "--reinstall", "torchvision==0.22.1")
+    assert ("companion-build", "torchvision 0.22.1+cpu has no GPU code; torch 2.7.1 was built for CUDA 12.6") in (
+        plan.diagnosis.problems
+    )
+    assert plan.diagnosis.changes.torch is None and "torchvision" in plan.touched
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "installed"),
+    [
+        ("2.7.1+cu128", "0.22.1+cpu", ("--index-url", "https://download.pytorch.org/whl/cu128", "0.22.1+cu128")),
+        ("2.7.1+cu128", "0.22.1+cu118", ("--index-url", "https://download.pytorch.org/whl/cu128", "0.22.1+cu128")),
+        ("2.7.1+cu128", "0.22.1+cu126", None),
+        ("2.7.1", "0.22.1", None),
+        ("2.7.1", "0.21.0+cpu", None),  # belongs to a different torch
+        ("2.7.1a0+vendor", "0.22.1+cpu", None),
+    ],
+)
+def test_torchvision_becomes_the_same_build_as_torch(
+    place: Place, torch: str, torchvision: str, installed: tuple[str, ...] | None
+) -> None:
+    with_torch(place, torch, "12.8", torchvision=torchvision)
+    commands = [one.argv for one in place.plan("NVIDIA H20, driver 570.86.10\n").commands]
+    found = [argv[-3:] for argv in commands if argv[-1].startswith("torchvision")]
+    assert found == ([(*installed[:2], f"torchvision=={installed[2]}")] if installed else [])
+
+
+def test_a_torch_without_gpu_code_after_the_fix_is_an_error(place: Place) -> None:
+    """For example if pip takes torch from the index for the CPU."""
+    with_torch(place, "2.7.1+cpu", None)
+    plan = place.plan(CPU_LOG)
+    with pytest.raises(CheckFailed, match=r"torch 2\.7\.1\+cpu has no GPU code"):
+        repair_run.require_loaded(plan, place.held())
+
+
+def test_conda_must_not_keep_its_torch_for_the_cpu(place: Place) -> None:
+    """The version that is asked for is the one of the build for the CPU."""
+    with_torch(place, "2.7.1", None, torchvision="0.22.1")
+    files = [f"{place.site.relative_to(place.prefix)}/torch-2.7.1.dist-info/METADATA"]
+    plan = place.plan(CPU_LOG, conda(place, {"pytorch": ("2.7.1", [], files)}))
+    assert installs(plan)[-1] == ("conda", "install", "--prefix", str(place.prefix), "pytorch=2.7.1=*cuda*")
+    assert "conda installed torch, and pip installed torchvision: install both with the same tool" in plan.warnings
 
 
 def test_a_driver_that_is_too_old_gets_an_older_torch(place: Place) -> None:

@@ -71,6 +71,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch(folder, OLDER_TORCH, "12.8", ["nvidia-nccl-cu12==2.26.2"], libtorch_cuda(("nccl",)))
     recorded(folder, "apex", "0.9.10.dev0", files={"apex/__init__.py": b"", "apex/views.py": b""})
     recorded(folder, "torchvision", "0.18.1", ["torch==2.3.1"])
+    recorded(folder, "torchvision", "0.22.0", ["torch==2.7.0"])
+    recorded(folder, "torchvision", "0.22.1", ["torch==2.7.1"])
+    recorded(folder, "torchaudio", "2.7.1", ["torch==2.7.1"])
+    recorded(folder, "torchaudio", "2.11.0")
     return folder
 
 
@@ -313,6 +317,22 @@ def test_torch_for_the_cpu_is_replaced_on_a_machine_with_a_gpu(tmp_path: Path, w
     assert venv.fix("--apply")["state"] == "fixed"
     assert cuda_of(venv) == "2.7.1+cu126 12.6"
     assert venv.fix()["state"] == "healthy"
+
+
+def test_torchvision_and_torchaudio_for_the_cpu_are_replaced_with_torch(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    torch(own, "2.7.1+cpu", None, [])
+    for name, version in (("torchvision", "0.22.1+cpu"), ("torchaudio", "2.7.1+cpu")):
+        recorded(own, name, version, ["torch==2.7.1"])
+    venv = environment(tmp_path.resolve(), *map(str, own.glob("*.whl")), log=CPU_LOG)
+    before = contents(venv.files())
+    assert venv.fix("--apply")["state"] == "fixed"
+    found = {path.name.removesuffix(".dist-info") for path in venv.site.glob("torch*.dist-info")}
+    assert found == {"torch-2.7.1", "torchvision-0.22.1", "torchaudio-2.7.1"}
+    assert venv.fix()["state"] == "healthy"
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(venv.files()) == before
 
 
 OLD_DRIVER_LOG = (
