@@ -23,6 +23,7 @@ from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
 from envbuild.facts.gpu_fact_types import Gpu
+from envbuild.repair import environment_manager_detection
 from envbuild.resolve import advisory_remedy, torch_companions
 
 DRIVER_TOO_OLD = "driver-too-old"
@@ -136,8 +137,9 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
             for match in found.matches
             if match.advisory is None
         ]
+    own = dict.fromkeys((problem, _with_own_pip(remedy, held)) for problem, remedy in by_hand)
     return Diagnosis(
-        tuple(acted), absent, changes, tuple(dict.fromkeys(by_hand)), tuple(_notes(audited, found)), wanted.gpus,
+        tuple(acted), absent, changes, tuple(own), tuple(_notes(audited, found)), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
 
@@ -452,6 +454,16 @@ def _remedy(finding: Finding, held: Holdings) -> str:
                     f"{shlex.quote(f'{name}=={version}')}"
                 )
     return finding.remedy
+
+
+def _with_own_pip(remedy: str, held: Holdings) -> str:
+    """Return a remedy whose pip commands change this environment, whichever environment is active in the shell."""
+    words = environment_manager_detection.pip_words
+    commands: Mapping[str, str] = {
+        "pip install": shlex.join(words(held, "install")),
+        "pip uninstall": shlex.join(words(held, "uninstall")),
+    }
+    return re.sub(r"(?<!uv )\bpip (un)?install\b", lambda found: commands[found[0]], remedy)
 
 
 def _without_change(acted: Sequence[Advisory]) -> Iterator[tuple[str, str]]:

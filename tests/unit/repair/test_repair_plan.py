@@ -388,7 +388,8 @@ def test_the_unrelated_apex_is_removed(tmp_path: Path) -> None:
     place.made.wheel("apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b""})
     plan = place.plan(None)
     assert installs(plan) == [("uv", "pip", "uninstall", "--python", str(place.python), "apex")]
-    assert "github.com/NVIDIA/apex" in plan.diagnosis.by_hand[0][1]
+    words = f"APEX_CPP_EXT=1 APEX_CUDA_EXT=1 uv pip install --python {place.python} --no-build-isolation "
+    assert plan.diagnosis.by_hand[0][1].endswith(f"{words}git+https://github.com/NVIDIA/apex")
 
 
 def test_flash_attn_of_another_torch_is_built_again(tmp_path: Path) -> None:
@@ -399,6 +400,9 @@ def test_flash_attn_of_another_torch_is_built_again(tmp_path: Path) -> None:
     (row,) = plan.diagnosis.by_hand
     assert "undefined symbol" in row[0] and "--force-reinstall flash-attn==2.5.8" in row[1]
     assert plan.state == "by-hand"
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    (row,) = place.plan(None).diagnosis.by_hand
+    assert f": {place.python} -m pip install --no-deps " in row[1]
 
 
 def test_torch_for_the_cpu_where_the_log_has_a_gpu(place: Place) -> None:
