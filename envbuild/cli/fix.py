@@ -71,7 +71,9 @@ def command(
         raise UsageError("--here and --python name two environments: give one of them")
     if image and (python or here or applied or undo):
         text = "--image is for an image, which is fixed by building a new one: leave out"
-        raise UsageError(f"{text} --python, --here, --apply and --undo", hint=f"envbuild fix --image {image}")
+        raise UsageError(
+            f"{text} --python, --here, --apply and --undo", hint=shlex.join(["envbuild", "fix", "--image", image])
+        )
     if image:
         _show_image_fix(image, logs, gpus, as_json)
         return
@@ -80,15 +82,13 @@ def command(
             raise UsageError("--undo takes only an environment: --here or --python ENV")
         _undo(python, as_json)
         return
-    found = read_explanation(logs)
-    plan, held = planned_repair(found, python, gpus)
+    plan, held = planned_repair(logs, python, gpus)
     from envbuild.repair import repair_output
 
     prove, profile = environment_probe_commands(plan)
     torch = (held.torch and held.torch.version) or held.installed.get("torch")
     if not as_json:
-        models = [word for gpu in gpus for word in ("--gpu", gpu.id)]
-        again = None if applied else shlex.join(["envbuild", "fix", *logs, *models, "--python", plan.target, "--apply"])
+        again = None if applied else shlex.join(plan.source.fix("--apply"))
         for line in repair_output.repair_lines(plan, torch, prove, again):
             click.echo(printable(line))
         if other := _line_for_driver(plan, profile):
@@ -220,21 +220,26 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
 
 
 def planned_repair(
-    found: Explanation | None, python: str | None, gpus: Sequence[Gpu], *, files_only: bool = False
+    logs: tuple[str, ...], python: str | None, gpus: Sequence[Gpu], *, files_only: bool = False
 ) -> tuple[RepairPlan, Holdings]:
-    """Return the repair plan for an environment, and the environment's contents. `gpus`: the GPUs to judge it for, as
-    for expected_hardware_from. `files_only`: as in required_changes.diagnose. Raises FileError if torch is not
-    installed there."""
+    """Return the repair plan for an environment, and the environment's contents. `logs`: from that environment; `gpus`:
+    the GPUs to judge it for, as for expected_hardware_from. `files_only`: as in required_changes.diagnose. Raises
+    FileError if torch is not installed there."""
     from envbuild.audit import environment_audit
     from envbuild.repair import repair_plan, required_changes
+    from envbuild.repair.repair_plan import DiagnosisInput
 
+    found = read_explanation(logs)
     interpreter, held = audit_command.collect_from_environment(python or audit_command.nearest_python())
     if held.torch is None:
         text = f"{interpreter}: nothing to fix: torch is not installed"
-        raise FileError(text, hint="name another environment: envbuild fix --python ENV")
+        elsewhere = DiagnosisInput("ENV", logs, tuple(gpu.id for gpu in gpus))
+        words = elsewhere.run_with_fix() if files_only else elsewhere.fix()
+        raise FileError(text, hint=f"name another environment: {shlex.join(words)}")
     hardware = required_changes.expected_hardware_from(held, found, gpus)
     audited = environment_audit.assess(str(interpreter), held, hardware)
-    return repair_plan.plan_repair(audited, found, files_only=files_only), held
+    named = [gpu.id for gpu in gpus]
+    return repair_plan.plan_repair(audited, found, logs=logs, gpus=named, files_only=files_only), held
 
 
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:

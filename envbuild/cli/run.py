@@ -27,8 +27,9 @@ _PYTHON = re.compile(r"python[0-9.]*")
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
-    "--with-fix", "log", is_flag=False, flag_value="", metavar="[LOG]",
-    help="Required. Use the fixes for the GPUs in this log. Without LOG: for the GPUs of --gpu, else this machine's.",
+    "--with-fix", "logs", is_flag=False, flag_value="", multiple=True, metavar="[LOG]",
+    help="Required. Use the fixes for the GPUs in this log. Without LOG: for the GPUs of --gpu, else this machine's. "
+    "Repeat it for several logs.",
 )  # fmt: skip
 @click.option(
     "--python", metavar="ENV", help="The environment of the program; default: that of PROGRAM, or of the shell."
@@ -37,7 +38,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 @json_option
 @click.argument("program", metavar="-- PROGRAM...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    log: str | None, python: str | None, gpus: tuple[Gpu, ...], as_json: bool, program: tuple[str, ...]
+    logs: tuple[str, ...], python: str | None, gpus: tuple[Gpu, ...], as_json: bool, program: tuple[str, ...]
 ) -> None:
     """Start a program with fixed libraries from a private folder, whose files are checked at every start.
 
@@ -49,12 +50,12 @@ def command(
     Example: envbuild run --with-fix train.log -- python train.py
     Example: envbuild run --with-fix --python .venv -- torchrun --nproc-per-node 8 train.py
     """
-    if log is None:
+    if not logs:
         raise UsageError("--with-fix is missing", hint="envbuild run --with-fix train.log -- python train.py")
     from envbuild.repair import fixed_library_folder_and_variables, repair_output
 
-    found = fix_command.read_explanation((log,) if log else ())
-    plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), gpus, files_only=True)
+    interpreter = python or _interpreter(program[0])
+    plan, held = fix_command.planned_repair(tuple(filter(None, logs)), interpreter, gpus, files_only=True)
     environment = fixed_library_folder_and_variables.program_environment(plan, held, _say)
     if as_json:
         command = repair_output.CommandDocument("starts the program", program, shlex.join(program), shell=False)

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image.layers import wheel_installed_files
 from envbuild.repair import dynamic_loader_search, repair_plan
-from envbuild.repair.repair_plan import RepairPlan
+from envbuild.repair.repair_plan import DiagnosisInput, RepairPlan
 from envbuild.repair.repair_run import RepairRefused
 from envbuild.repair.required_changes import LibraryPin
 from envbuild.util import process_locks, temporary_files, user_folders
@@ -59,9 +60,9 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
         if needed
     ]
     if more:
-        fix = f"envbuild fix --python {plan.target}"
         raise RepairRefused(
-            f"the fix must install {', '.join(more)}; other library files are not enough", hint=f"see: {fix}"
+            f"the fix must install {', '.join(more)}; other library files are not enough",
+            hint=f"see: {shlex.join(plan.source.fix())}",
         )
     variables: dict[str, str | None] = dict(changes.variables)
     missing = [pin for pin in changes.pins if not pin.installed]
@@ -71,7 +72,7 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
         return ProgramEnvironment(variables, "the environment already contains the fixed libraries", expected)
     version = ".".join(held.python.version.split(".")[:2])
     folders = [library_folder(pin, version, say) for pin in missing]
-    found = effective_variables(held, missing, folders)
+    found = effective_variables(held, missing, folders, plan.source)
     return replace(found, variables={**variables, **found.variables})
 
 
@@ -86,7 +87,9 @@ def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
     return found
 
 
-def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Sequence[Path]) -> ProgramEnvironment:
+def effective_variables(
+    held: Holdings, pins: Sequence[LibraryPin], folders: Sequence[Path], source: DiagnosisInput
+) -> ProgramEnvironment:
     """Return LD_LIBRARY_PATH if the loader takes the files of these folders with it, otherwise LD_PRELOAD.
 
     Raises CheckFailed if neither works: torch's library has a different name, or is linked into torch.
@@ -99,7 +102,7 @@ def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Seq
     if not names:
         raise CheckFailed(
             f"torch does not load {', '.join(pin.library for pin in pins)} from a separate file",
-            hint="install a different build of torch: envbuild fix",
+            hint=f"install a different build of torch, which this command shows: {shlex.join(source.fix())}",
         )
     own = {path.name: os.path.realpath(path) for folder in folders for path in folder.glob("*.so*")}
     wanted = {name: own[name] for name in names if name in own}

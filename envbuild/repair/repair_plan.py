@@ -44,6 +44,33 @@ class Command:
 
 
 @dataclass(frozen=True)
+class DiagnosisInput:
+    """What a diagnosis was made from: the environment's interpreter, the logs, and the ids of the GPUs that the user
+    named. Its methods return commands that make the same diagnosis."""
+
+    target: str
+    logs: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    def fix(self, *options: str) -> tuple[str, ...]:
+        return ("envbuild", "fix", *self._repeatable_logs, *self._models, "--python", self.target, *options)
+
+    def run_with_fix(self) -> tuple[str, ...]:
+        """The command that starts PROGRAM with fixed libraries and changes nothing."""
+        logs = [word for log in self._repeatable_logs for word in ("--with-fix", log)] or ["--with-fix"]
+        return ("envbuild", "run", *logs, *self._models, "--python", self.target, "--", "PROGRAM")
+
+    @property
+    def _repeatable_logs(self) -> tuple[str, ...]:
+        """The paths of the logs. Standard input and the file of a shell's <(...) cannot be read again."""
+        return tuple("LOG" if log == "-" or log.startswith(("/dev/", "/proc/")) else log for log in self.logs)
+
+    @property
+    def _models(self) -> tuple[str, ...]:
+        return tuple(word for gpu in self.gpus for word in ("--gpu", gpu))
+
+
+@dataclass(frozen=True)
 class MetadataPin:
     """A requirement of the installed distribution `owner` that would bring the old version of `name` back at the next
     installation. `before`: the requirement; `version`: what it must become."""
@@ -95,7 +122,7 @@ class RepairPlan:
     later installation from undoing the repair; `touched`: the distributions that the commands replace; `refused`: why
     envbuild does not run the commands itself, and what to do."""
 
-    target: str
+    source: DiagnosisInput
     manager: EnvironmentManager
     diagnosis: Diagnosis
     commands: tuple[Command, ...] = ()
@@ -105,6 +132,10 @@ class RepairPlan:
     touched: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
     refused: tuple[str, str] | None = None
+
+    @property
+    def target(self) -> str:
+        return self.source.target
 
     @property
     def printed(self) -> tuple[Command, ...]:
@@ -118,26 +149,34 @@ class RepairPlan:
         return "fixable" if self.commands or self.overrides else "by-hand"
 
 
-def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> RepairPlan:
-    """Plan the repair of an audited environment. `found`: the explanation of a log from the environment; `files_only`:
-    as in required_changes.diagnose."""
+def plan_repair(
+    audited: Audit,
+    found: Explanation | None,
+    *,
+    logs: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+    files_only: bool = False,
+) -> RepairPlan:
+    """Plan the repair of an audited environment. `found`: the explanation of logs from the environment; `logs`: their
+    paths; `gpus`: the ids of the GPUs that the user named; `files_only`: as in required_changes.diagnose."""
     held = audited.held
     diagnosis = required_changes.diagnose(audited, found, files_only=files_only)
     manager = environment_manager_detection.detect(held)
     files = environment_manager_detection.metadata_files(
         list(dict.fromkeys(item.folder for item in held.distributions))
     )
-    plan = RepairPlan(audited.target, manager, diagnosis)
+    source = DiagnosisInput(audited.target, tuple(logs), tuple(gpus))
+    plan = RepairPlan(source, manager, diagnosis)
     if diagnosis.healthy:
         return plan
-    steps = _Steps(held, manager, diagnosis.changes, files)
+    steps = _Steps(held, manager, diagnosis.changes, files, shlex.join(source.run_with_fix()))
     outcomes, shells, warnings = _outcomes(held, diagnosis.changes)
     steps.warnings += warnings
     commands = [*shells, *steps.commands()]
     if manager.locked_down:  # pip refuses to change this environment
         return replace(
             plan,
-            commands=(*shells, _run_with_fix(audited.target)),
+            commands=(*shells, Command(_SYSTEM, source.run_with_fix())),
             libraries=tuple(outcomes),
             warnings=tuple(steps.warnings),
             refused=steps.refusal(commands),
@@ -154,19 +193,19 @@ def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool =
     )
 
 
-def _run_with_fix(target: str) -> Command:
-    argv = ("envbuild", "run", "--with-fix", "--python", target, "--", "PROGRAM")
-    return Command("the system forbids pip here: start the program with fixed libraries instead", argv)
+_SYSTEM = "the system forbids pip here: start the program with fixed libraries instead"
 
 
 @dataclass
 class _Steps:
-    """Translates the changes into commands of the environment's manager."""
+    """Translates the changes into commands of the environment's manager. `run_with_fix`: the command that starts a
+    program with fixed libraries instead."""
 
     held: Holdings
     manager: EnvironmentManager
     changes: Changes
     files: Mapping[str, Path]
+    run_with_fix: str
     warnings: list[str] = field(default_factory=list)
 
     def commands(self) -> Iterator[Command]:
@@ -203,7 +242,7 @@ class _Steps:
         if self.changes.bundled:
             self.warnings.append(
                 f"torch bundles {', '.join(self.changes.bundled)}, so separately installed versions have no effect; "
-                "to keep this torch: envbuild run --with-fix -- PROGRAM"
+                f"to keep this torch: {self.run_with_fix}"
             )
         present = self.held.installed.get("torch", "")
         again = (*(("torch",) if present.partition("+")[0] == torch else ()), *self.changes.reinstall_with_torch)
@@ -310,7 +349,7 @@ class _Steps:
         manager = self.manager
         if manager.kind == "system":
             text = f"{manager.python} is the system's Python, or not in a virtual environment ({manager.reason})"
-            return text, "change nothing: envbuild run --with-fix -- PROGRAM; or install torch in a virtual environment"
+            return text, f"install torch in a virtual environment, or change nothing: {self.run_with_fix}"
         if manager.kind == "poetry":
             return "Poetry manages this environment", "run the commands above; envbuild does not change Poetry projects"
         if manager.kind == "conda":
@@ -318,7 +357,7 @@ class _Steps:
             owned |= {pin.distribution for pin in self.changes.pins if self._conda_library(pin)}
             if owned:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
-                return text, "run the conda commands above, or change nothing: envbuild run --with-fix -- PROGRAM"
+                return text, f"run the conda commands above, or change nothing: {self.run_with_fix}"
         if not any(not command.shell for command in commands):
             return "the fix only changes shell variables, or must be done by hand", "see above"
         return None

@@ -4,6 +4,7 @@ repair."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ def require_changeable(plan: RepairPlan, held: Holdings) -> None:
     if locked:
         raise RepairRefused(
             f"no permission to write to {', '.join(locked[:_MOST_NAMED])}",
-            hint="repeat it as the owner of the environment, or change nothing: envbuild run --with-fix -- PROGRAM",
+            hint="repeat it as the owner of the environment, or change nothing: "
+            + shlex.join(plan.source.run_with_fix()),
         )
     using = list(processes_using({str(path) for path in touched} | set(plan.diagnosis.changes.leftovers)))
     if using:

@@ -107,6 +107,18 @@ def test_a_fix_that_needs_another_torch_version_is_refused(place: Place) -> None
     place.made.torch("2.7.1+cpu", cuda=None)
     done = started(place, "--python", str(place.prefix), "--", "true")
     assert done.returncode == 6 and "the fix must install torch 2.7.1" in done.stderr
+    log = place.prefix.parent / "train.log"
+    assert f"see: envbuild fix {log} --python {place.python}\n" in done.stderr
+
+
+def test_several_logs_are_read_as_one(place: Place) -> None:
+    """The GPU is in the second one."""
+    first = place.prefix.parent / "train.log"
+    second = place.prefix.parent / "rank 1.log"
+    second.write_text(first.read_text())
+    first.write_text("step 1\n")
+    done = started(place, "--with-fix", str(second), "--python", str(place.prefix), "--json", "--", "program")
+    assert json.loads(done.stdout)["advisories"][0]["id"] == "cublas-hopper-fpe"
 
 
 def test_the_option_is_needed() -> None:

@@ -8,7 +8,7 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -64,10 +64,14 @@ class Place:
         job = environment_audit.collector_job("", "")
         return collected_environment.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
 
-    def plan(self, log: str | None = LOG, held: Holdings | None = None) -> RepairPlan:
+    def plan(
+        self, log: str | None = LOG, held: Holdings | None = None, paths: Sequence[str] = (), gpus: Sequence[str] = ()
+    ) -> RepairPlan:
+        """Plan the repair. `paths`: those of the log; `gpus`: ids of GPUs that the user names."""
         held, found = held or self.held(), explained(log) if log else None
-        wanted = required_changes.expected_hardware_from(held, found)
-        return repair_plan.plan_repair(environment_audit.assess(str(self.python), held, wanted), found)
+        wanted = required_changes.expected_hardware_from(held, found, [database.gpus()[name] for name in gpus])
+        audited = environment_audit.assess(str(self.python), held, wanted)
+        return repair_plan.plan_repair(audited, found, logs=paths, gpus=gpus)
 
 
 def explained(log: str) -> Explanation:
@@ -221,6 +225,27 @@ def test_the_systems_python_is_refused(place: Place) -> None:
     assert plan.metadata == ()
 
 
+def test_the_command_that_changes_nothing_can_be_pasted(place: Place, tmp_path: Path) -> None:
+    """It repeats the logs and GPUs from which the fix was found, also where a path has a space."""
+    spaced = tmp_path / "of rank 0"
+    spaced.mkdir()
+    logs = [str(spaced / "train.log"), "b.log"]
+    words = [word for log in logs for word in ("--with-fix", log)]
+    target = ["--python", str(place.python), "--", "PROGRAM"]
+    held = place.held()
+    (place.prefix / "pyvenv.cfg").unlink()
+    plan = place.plan(held=held, paths=logs, gpus=["h20"])
+    assert plan.refused
+    printed = plan.refused[1].partition(": ")[2]
+    assert shlex.split(printed) == ["envbuild", "run", *words, "--gpu", "h20", *target]
+    assert shlex.join(plan.source.fix("--apply")) == shlex.join(
+        ["envbuild", "fix", *logs, "--gpu", "h20", "--python", str(place.python), "--apply"]
+    )
+    for unreadable in ("-", "/dev/fd/63"):
+        plan = place.plan(held=held, paths=[unreadable])
+        assert plan.refused and "envbuild run --with-fix LOG --python" in plan.refused[1]
+
+
 def conda(place: Place, packages: Mapping[str, tuple[str, list[str], list[str]]]) -> Holdings:
     """Turn the environment into a conda environment. `packages`: for each name its version, requirements and files."""
     held = place.held()
@@ -372,7 +397,9 @@ def test_a_torch_that_bundles_cublas_gets_a_release_that_does_not(place: Place) 
     torch = plan.diagnosis.changes.torch
     assert torch and plan.commands[-1].argv[-1] == f"torch=={torch}"
     assert not plan.diagnosis.changes.pins
-    assert any("torch bundles cublas" in warning and "run --with-fix" in warning for warning in plan.warnings)
+    (warning,) = place.plan(paths=["my log"]).warnings
+    command = f"envbuild run --with-fix 'my log' --python {place.python} -- PROGRAM"
+    assert warning.startswith("torch bundles cublas") and warning.endswith(f": {command}")
 
 
 def test_two_distributions_that_own_one_path(tmp_path: Path) -> None:

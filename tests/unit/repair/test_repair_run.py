@@ -434,8 +434,7 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
 @pytest.mark.slow
 def test_a_plan_from_before_another_fix_is_refused(venv: Venv) -> None:
     """Two fixes that begin at the same time: the second waits for the first, and its plan is then outdated."""
-    found = fix_command.read_explanation((str(venv.log),))
-    plan, held = fix_command.planned_repair(found, str(venv.prefix), ())
+    plan, held = fix_command.planned_repair((str(venv.log),), str(venv.prefix), ())
     venv.fix("--apply")
     before = venv.files()
     with pytest.raises(
