@@ -196,7 +196,7 @@ def _undo(python: str | None, as_json: bool) -> None:
     from envbuild.runners import host_runner
 
     found = host_runner.find_interpreter(python or audit_command.nearest_python())
-    prefix = found.parent.parent
+    prefix = host_runner.environment_folder(found)
     names, left = repair_run.undo_repair(prefix, lambda text: click.echo(printable(text), err=True))
     if as_json:
         emit(repair_output.UndoneRepair(str(found), "undone", tuple(sorted(names)), tuple(left)))

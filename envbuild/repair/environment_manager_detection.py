@@ -181,9 +181,10 @@ def _poetry_project(prefix: Path) -> tuple[Path | None, str] | None:
 
 
 def _externally_managed(held: Holdings) -> Path | None:
+    """The marker of PEP 668, next to Python's standard library. On some systems that is in lib64."""
     version = ".".join(held.python.version.split(".")[:2])
-    file = Path(held.python.prefix) / "lib" / f"python{version}" / "EXTERNALLY-MANAGED"
-    return file if file.is_file() else None
+    folders = (Path(held.python.prefix) / name / f"python{version}" for name in ("lib", "lib64"))
+    return next((file for folder in folders if (file := folder / "EXTERNALLY-MANAGED").is_file()), None)
 
 
 def _conda_packages(prefix: Path) -> tuple[CondaPackage, ...]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import uv
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -138,6 +140,11 @@ class RepairPlan:
         return self.source.target
 
     @property
+    def or_unchanged(self) -> str:
+        """The end of a remedy: the alternative to a change of the environment, if other library files are enough."""
+        return _or_unchanged(self.diagnosis.changes, self.source)
+
+    @property
     def printed(self) -> tuple[Command, ...]:
         """All commands, including the edits that can be written as commands."""
         return (*self.commands, *(pin.command for pin in self.metadata))
@@ -169,44 +176,75 @@ def plan_repair(
     plan = RepairPlan(source, manager, diagnosis)
     if diagnosis.healthy:
         return plan
-    steps = _Steps(held, manager, diagnosis.changes, files, shlex.join(source.run_with_fix()))
+    steps = _Steps(held, manager, diagnosis.changes, files, source)
     outcomes, shells, warnings = _outcomes(held, diagnosis.changes)
     steps.warnings += warnings
+    plan = replace(plan, libraries=tuple(outcomes))
+    prevented = steps.prevented()
+    if prevented:
+        commands = [*shells, *steps.instead(prevented)]
+        refused = (prevented, f"install torch in a virtual environment{plan.or_unchanged}")
+        if manager.kind == "system":
+            refused = steps.refusal(commands) or refused
+        return replace(plan, commands=tuple(commands), warnings=tuple(steps.warnings), refused=refused)
     commands = [*shells, *steps.commands()]
-    if manager.locked_down:  # pip refuses to change this environment
-        return replace(
-            plan,
-            commands=(*shells, Command(_SYSTEM, source.run_with_fix())),
-            libraries=tuple(outcomes),
-            warnings=tuple(steps.warnings),
-            refused=steps.refusal(commands),
-        )
+    if any("uv" in command.argv for command in commands) and not shutil.which("uv"):
+        steps.warnings.append(f"uv is not on PATH: write {shlex.quote(uv.find_uv_bin())} instead of uv")
     return replace(
         plan,
         commands=tuple(commands),
         metadata=tuple(steps.metadata()),
         overrides=steps.overrides(),
-        libraries=tuple(outcomes),
         touched=steps.touched(),
         warnings=tuple(steps.warnings),
         refused=steps.refusal(commands),
     )
 
 
-_SYSTEM = "the system forbids pip here: start the program with fixed libraries instead"
+def _or_unchanged(changes: Changes, source: DiagnosisInput) -> str:
+    return "" if changes.needs_installation else f", or change nothing: {shlex.join(source.run_with_fix())}"
+
+
+def package_folders(prefix: Path, held: Holdings) -> list[str]:
+    """The package folders (site-packages) inside the environment's own folder `prefix`."""
+    real = Path(os.path.realpath(prefix))
+    folders = dict.fromkeys(os.path.realpath(item.folder) for item in held.distributions)
+    return [folder for folder in folders if Path(folder).is_relative_to(real)]
 
 
 @dataclass
 class _Steps:
-    """Translates the changes into commands of the environment's manager. `run_with_fix`: the command that starts a
-    program with fixed libraries instead."""
+    """Translates the changes into commands of the environment's manager."""
 
     held: Holdings
     manager: EnvironmentManager
     changes: Changes
     files: Mapping[str, Path]
-    run_with_fix: str
+    source: DiagnosisInput
     warnings: list[str] = field(default_factory=list)
+
+    def prevented(self) -> str | None:
+        """Why no command can change torch in this environment; None if one can."""
+        if self.manager.locked_down:
+            return "the system forbids pip here"
+        folder = next((item.folder for item in self.held.distributions if item.name == "torch"), None)
+        if self.manager.kind == "system" or folder is None or self._is_inside(folder):
+            return None
+        return f"torch is installed in {folder}, outside this environment"
+
+    def instead(self, reason: str) -> Iterator[Command]:
+        """The commands that leave the environment as it is. `reason`: why it cannot be changed."""
+        if not self.changes.needs_installation:
+            yield Command(f"{reason}: start the program with fixed libraries instead", self.source.run_with_fix())
+        elif self.changes.torch:
+            requirements = (f"torch=={self.changes.torch}", *self.changes.companions, *self.changes.packages)
+            argv = ("NEW_FOLDER/bin/python", "-m", "pip", "install", *requirements)
+            new = (self.manager.python, "-m", "venv", "NEW_FOLDER")
+            yield Command(f"{reason}: make a virtual environment", new)
+            yield Command("install torch and what belongs to it there", argv)
+
+    def _is_inside(self, path: str | Path) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.manager.prefix))
 
     def commands(self) -> Iterator[Command]:
         changes, manager = self.changes, self.manager
@@ -242,14 +280,14 @@ class _Steps:
         if self.changes.bundled:
             self.warnings.append(
                 f"torch bundles {', '.join(self.changes.bundled)}, so separately installed versions have no effect; "
-                f"to keep this torch: {self.run_with_fix}"
+                f"to keep this torch: {shlex.join(self.source.run_with_fix())}"
             )
         present = self.held.installed.get("torch", "")
         again = (*(("torch",) if present.partition("+")[0] == torch else ()), *self.changes.reinstall_with_torch)
-        if self._add()[0] == "uv":
+        if "uv" in self._add():
             force = tuple(word for name in again for word in ("--reinstall-package", name))
         else:
-            force = ("--force-reinstall",) if again and self._add()[0] != "poetry" else ()
+            force = ("--force-reinstall",) if again and "poetry" not in self._add() else ()
         does = " and ".join([f"install torch {torch} with its own CUDA libraries", *_builds(companions)])
         yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
 
@@ -290,7 +328,8 @@ class _Steps:
         does = "install " + ", ".join(f"{pin.library} {pin.version}" for pin in rest)
         if self.manager.kind == "uv-project":
             assert self.manager.project
-            yield Command(does, ("uv", "sync", "--project", str(self.manager.project), "--inexact"))
+            words = (*self._uv, "sync", "--project", str(self.manager.project), "--inexact")
+            yield Command(does, words)
             return
         # --no-deps: torch's own metadata may require the old version
         yield Command(does, (*self.manager.pip("install"), "--no-deps", *(pin.requirement for pin in rest)))
@@ -303,10 +342,19 @@ class _Steps:
     def _add(self) -> tuple[str, ...]:
         """The first words of a command that installs a package with its dependencies."""
         if self.manager.kind == "uv-project":
-            return ("uv", "add", "--project", str(self.manager.project))
+            return (*self._uv, "add", "--project", str(self.manager.project))
         if self.manager.kind == "poetry" and self.manager.project:
-            return ("poetry", "--directory", str(self.manager.project), "add")
+            # Poetry changes the active environment, which may be a different one
+            environment = ("env", f"VIRTUAL_ENV={self.manager.prefix}")
+            return (*environment, "poetry", "--directory", str(self.manager.project), "add")
         return self.manager.pip("install")
+
+    @property
+    def _uv(self) -> tuple[str, ...]:
+        """The first words of a command of uv that changes this environment of a project: without the variable, uv
+        changes the folder .venv."""
+        prefix = self.manager.prefix
+        return ("uv",) if prefix.name == ".venv" else ("env", f"UV_PROJECT_ENVIRONMENT={prefix}", "uv")
 
     def metadata(self) -> Iterator[MetadataPin]:
         """The requirements that contradict the pins, in METADATA files that pip or uv installed."""
@@ -317,7 +365,9 @@ class _Steps:
         for owner, requirement in library_and_distribution_findings.held_requirements(self.held):
             pin = pins.get(canonicalize_name(requirement.name))
             file = self.files.get(owner)
-            if pin is None or file is None or requirement.specifier.contains(pin.version, prereleases=True):
+            if pin is None or file is None or not self._is_inside(file):
+                continue
+            if requirement.specifier.contains(pin.version, prereleases=True):
                 continue
             if (owner, pin.distribution) not in seen and not self.manager.conda_owner(str(file)):
                 seen.add((owner, pin.distribution))
@@ -349,7 +399,7 @@ class _Steps:
         manager = self.manager
         if manager.kind == "system":
             text = f"{manager.python} is the system's Python, or not in a virtual environment ({manager.reason})"
-            return text, f"install torch in a virtual environment, or change nothing: {self.run_with_fix}"
+            return text, f"install torch in a virtual environment{_or_unchanged(self.changes, self.source)}"
         if manager.kind == "poetry":
             return "Poetry manages this environment", "run the commands above; envbuild does not change Poetry projects"
         if manager.kind == "conda":
@@ -357,7 +407,13 @@ class _Steps:
             owned |= {pin.distribution for pin in self.changes.pins if self._conda_library(pin)}
             if owned:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
-                return text, f"run the conda commands above, or change nothing: {self.run_with_fix}"
+                return text, f"run the conda commands above{_or_unchanged(self.changes, self.source)}"
+        locked = [folder for folder in package_folders(manager.prefix, self.held) if not os.access(folder, os.W_OK)]
+        if locked:
+            return (
+                f"no permission to write to {', '.join(locked)}",
+                f"repeat it as the owner{_or_unchanged(self.changes, self.source)}",
+            )
         if not any(not command.shell for command in commands):
             return "the fix only changes shell variables, or must be done by hand", "see above"
         return None

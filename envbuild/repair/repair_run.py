@@ -4,7 +4,6 @@ repair."""
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.facts import database
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.profile.model import SelfTest
-from envbuild.repair import file_backup, mapped_library_watch, requirement_edits
+from envbuild.repair import file_backup, mapped_library_watch, repair_plan, requirement_edits
 from envbuild.repair.file_backup import BackupFolder
 from envbuild.repair.repair_plan import Command, RepairPlan
 from envbuild.runners import host_runner
@@ -63,9 +62,7 @@ def needed_space(plan: RepairPlan, held: Holdings) -> int:
 
 def package_folders(plan: RepairPlan, held: Holdings) -> list[str]:
     """The package folders (site-packages) inside the environment's own folder."""
-    prefix = Path(os.path.realpath(plan.manager.prefix))
-    folders = dict.fromkeys(os.path.realpath(item.folder) for item in held.distributions)
-    return [folder for folder in folders if Path(folder).is_relative_to(prefix)]
+    return repair_plan.package_folders(plan.manager.prefix, held)
 
 
 def require_changeable(plan: RepairPlan, held: Holdings) -> None:
@@ -86,8 +83,7 @@ def require_changeable(plan: RepairPlan, held: Holdings) -> None:
     if locked:
         raise RepairRefused(
             f"no permission to write to {', '.join(locked[:_MOST_NAMED])}",
-            hint="repeat it as the owner of the environment, or change nothing: "
-            + shlex.join(plan.source.run_with_fix()),
+            hint=f"repeat it as the owner of the environment{plan.or_unchanged}",
         )
     using = list(processes_using({str(path) for path in touched} | set(plan.diagnosis.changes.leftovers)))
     if using:
@@ -180,10 +176,10 @@ def _run_all(plan: RepairPlan, say: Callable[[str], None]) -> None:
 def _run_one(command: Command, plan: RepairPlan, say: Callable[[str], None]) -> None:
     say(command.text)
     argv = list(command.argv)
-    if argv[0] == "uv":
-        argv[0] = str(shutil.which("uv") or wheel_resolution_and_download.uv_binary())
+    if "uv" in argv:
+        argv[argv.index("uv")] = str(shutil.which("uv") or wheel_resolution_and_download.uv_binary())
     own = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "VIRTUAL_ENV": None}
-    if plan.manager.kind == "uv-project":
+    if plan.manager.kind == "uv-project":  # the user's own value may name a different environment
         own["UV_PROJECT_ENVIRONMENT"] = str(plan.manager.prefix)
     done = run(argv, env=own)
     if done.code:

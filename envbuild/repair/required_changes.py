@@ -79,6 +79,13 @@ class Changes:
         installs = (self.pins, self.torch, self.rebuilt, self.packages, self.reinstall)
         return not any((*installs, self.variables, *removals))
 
+    @property
+    def needs_installation(self) -> bool:
+        """Whether a package must be installed, so that it is not enough to load different library files. A torch that
+        is only replaced because of its `bundled` libraries can be kept."""
+        torch = self.torch is not None and not self.bundled
+        return torch or any((self.rebuilt, self.packages, self.reinstall))
+
 
 @dataclass(frozen=True)
 class Diagnosis:

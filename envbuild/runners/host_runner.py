@@ -48,6 +48,14 @@ def find_interpreter(named: str) -> Path:
     return path
 
 
+def environment_folder(python: Path) -> Path:
+    """The folder of an interpreter's environment. It need not contain `python`, which may be a link to the interpreter
+    in the environment."""
+    done = run([python, "-I", "-c", "import sys; print(f'prefix {sys.prefix}')"], timeout=20)
+    word, _, folder = done.stdout.strip().rpartition("\n")[2].partition(" ")
+    return Path(folder) if done.code == 0 and word == "prefix" else python.parent.parent
+
+
 def version(python: Path) -> str | None:
     """The version of a Python interpreter, such as "3.11"; None if the file is not a working interpreter."""
     try:

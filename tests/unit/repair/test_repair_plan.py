@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -195,8 +197,12 @@ def test_a_uv_project_gets_an_override(place: Place) -> None:
     plan = place.plan()
     assert plan.manager.kind == "uv-project"
     assert plan.overrides and plan.overrides.requirements == ("nvidia-cublas-cu12==12.4.5.8",)
-    assert installs(plan) == [("uv", "sync", "--project", str(place.prefix.parent), "--inexact")]
+    words = ("uv", "sync", "--project", str(place.prefix.parent), "--inexact")
+    assert installs(plan) == [("env", f"UV_PROJECT_ENVIRONMENT={place.prefix}", *words)], "uv would change .venv"
     assert plan.metadata == ()
+    moved = dataclasses.replace(plan.manager, prefix=place.prefix.parent / ".venv")
+    steps = repair_plan._Steps(place.held(), moved, plan.diagnosis.changes, {}, plan.source)
+    assert [command.argv for command in steps.commands()] == [words]
 
 
 def test_a_uv_project_without_torch_in_its_lock_is_an_environment(place: Place) -> None:
@@ -211,6 +217,60 @@ def test_poetry_cannot_override(place: Place) -> None:
     assert plan.commands[0].argv[-1] == "nvidia-cublas-cu12==12.4.5.8"
     assert any("poetry sync" in warning for warning in plan.warnings)
     assert plan.refused and "Poetry" in plan.refused[0]
+
+
+def test_poetry_changes_this_environment_not_the_active_one(place: Place) -> None:
+    (place.prefix.parent / "poetry.lock").write_text("")
+    with_torch(place, "2.7.1+cpu", None)
+    assert installs(place.plan(CPU_LOG))[-1] == (
+        "env", f"VIRTUAL_ENV={place.prefix}", "poetry", "--directory", str(place.prefix.parent), "add", "torch==2.7.1",
+    )  # fmt: skip
+
+
+def test_a_torch_of_the_system_cannot_be_fixed_from_a_virtual_environment(place: Place, tmp_path: Path) -> None:
+    """pip would install a second cuBLAS in the virtual environment, and the system's torch would not load it."""
+    held = place.held()
+    (tmp_path / "own").mkdir()
+    (place.prefix / "pyvenv.cfg").rename(tmp_path / "own" / "pyvenv.cfg")
+    own = held.model_copy(update={"python": held.python.model_copy(update={"prefix": str(tmp_path / "own")})})
+    plan = place.plan(held=own)
+    assert plan.manager.kind == "pip"
+    assert [argv[:2] for argv in installs(plan)] == [("envbuild", "run")] and plan.metadata == ()
+    assert plan.refused and plan.refused[0] == f"torch is installed in {place.site}, outside this environment"
+
+
+def test_a_system_that_forbids_pip_needs_a_virtual_environment_for_another_torch(place: Place) -> None:
+    """`run --with-fix` loads different library files, and would refuse this fix. The marker is in lib64."""
+    with_torch(place, "2.7.1+cpu", None, torchvision="0.22.1+cpu")
+    held = place.held()
+    (place.prefix / "pyvenv.cfg").unlink()
+    version = ".".join(held.python.version.split(".")[:2])
+    if (place.prefix / "lib64").is_symlink():
+        (place.prefix / "lib64").unlink()
+    (place.prefix / "lib64" / f"python{version}").mkdir(parents=True)
+    (place.prefix / "lib64" / f"python{version}" / "EXTERNALLY-MANAGED").touch()
+    plan = place.plan(CPU_LOG, held)
+    assert installs(plan) == [
+        (str(place.python), "-m", "venv", "NEW_FOLDER"),
+        ("NEW_FOLDER/bin/python", "-m", "pip", "install", "torch==2.7.1", "torchvision==0.22.*"),
+    ]
+    assert plan.refused and plan.refused[1] == "install torch in a virtual environment"
+
+
+def test_a_folder_without_write_permission_is_reported_with_the_commands(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(place.site))
+    plan = place.plan()
+    assert plan.refused and plan.refused[0] == f"no permission to write to {place.site}"
+    assert "envbuild run --with-fix" in plan.refused[1] and plan.commands
+
+
+@pytest.mark.parametrize("found", [None, "/usr/bin/uv"])
+def test_a_missing_uv_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: found)
+    warned = [text for text in place.plan().warnings if text.startswith("uv is not on PATH: write /")]
+    assert len(warned) == (found is None)
 
 
 def test_the_systems_python_is_refused(place: Place) -> None:
@@ -613,6 +673,16 @@ def test_the_command_prints_the_fix(place: Place, tmp_path: Path) -> None:
         ["cublas-hopper-fpe"],
     )
     assert all(shlex.split(row["text"]) == row["argv"] for row in document["commands"])
+
+
+@pytest.mark.slow
+def test_undo_finds_the_environment_through_a_link_to_its_interpreter(tmp_path: Path) -> None:
+    """Python follows the link: it leads to an interpreter in a different folder, as of conda."""
+    python = Path(os.path.realpath(sys.executable))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "linked").symlink_to(python)
+    done = envbuild("fix", "--python", str(tmp_path / "bin" / "linked"), "--undo")
+    assert f"{sys.base_prefix} has no fix to undo" in done.stderr
 
 
 def test_the_command_says_that_nothing_is_wrong(tmp_path: Path) -> None:

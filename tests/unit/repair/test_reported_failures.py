@@ -152,7 +152,7 @@ def test_a_read_only_environment_runs_with_the_fix(tmp_path: Path) -> None:
     fix = [sys.executable, "-m", "envbuild", "fix", str(venv.log), "--python", str(venv.prefix), "--apply"]
     refusal = subprocess.run([*mounted, *fix], capture_output=True, text=True, timeout=120)
     assert refusal.returncode == 6 and "no permission to write to" in refusal.stderr
-    assert "envbuild run --with-fix" in refusal.stderr
+    assert f"envbuild run --with-fix {venv.log} --python {venv.python} -- PROGRAM" in refusal.stderr
     assert hashes(venv.prefix) == before
 
 
