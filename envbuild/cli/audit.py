@@ -121,10 +121,11 @@ def nearest_python() -> str:
 
 
 def _interpreters() -> Iterator[Path]:
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        python = Path(os.environ.get(variable, ""), "bin", "python")
-        if os.environ.get(variable) and python.exists():
-            yield python
+    named = filter(None, map(os.environ.get, ("VIRTUAL_ENV", "CONDA_PREFIX")))
+    folders, searched = [Path(folder, "bin") for folder in named], list(map(Path, os.get_exec_path()))
+    if all(folder in searched for folder in folders):  # the one that was activated last comes first on PATH
+        folders.sort(key=searched.index)
+    yield from (folder / "python" for folder in folders if (folder / "python").exists())
     for name in ("python3", "python"):
         yield from (Path(found) for folder in os.get_exec_path() if (found := shutil.which(name, path=folder)))
 

@@ -118,6 +118,13 @@ def detect(held: Holdings) -> EnvironmentManager:
     return EnvironmentManager(kind, python, prefix, str(prefix / "pyvenv.cfg"), has_pip=has_pip)
 
 
+def uv_sources(project: Path) -> frozenset[str]:
+    """The packages of a uv project that pyproject.toml takes from a source of its own, such as a package index."""
+    uv = _tools(project).get("uv")
+    sources = uv.get("sources") if isinstance(uv, dict) else None
+    return frozenset(map(canonicalize_name, sources)) if isinstance(sources, dict) else frozenset()
+
+
 def conda_program() -> str:
     """The name of the installed tool for conda environments; conda if none is installed."""
     return next((name for name in ("mamba", "conda", "micromamba") if shutil.which(name)), "conda")

@@ -288,6 +288,14 @@ class _Steps:
             force = tuple(word for name in again for word in ("--reinstall-package", name))
         else:
             force = ("--force-reinstall",) if again and "poetry" not in self._add() else ()
+        project = self.manager.project if self.manager.kind == "uv-project" else None
+        sources = environment_manager_detection.uv_sources(project) if project else frozenset()
+        names = [Requirement(text).name for text in companions]
+        if chosen := [name for name in ("torch", *names) if name in sources]:
+            self.warnings.append(
+                f"{project}/pyproject.toml takes {', '.join(chosen)} from a source of its own, under "
+                "[tool.uv.sources]: first name one there that has builds for CUDA, or remove the entry"
+            )
         does = " and ".join([f"install torch {torch} with its own CUDA libraries", *_builds(companions)])
         yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
 

@@ -18,6 +18,7 @@ from selftest.environments import SONAMES, Environment, built, extension, good, 
 
 from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.collected_environment import Holdings
+from envbuild.cli import audit as audit_command
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
@@ -203,6 +204,18 @@ def test_a_uv_project_gets_an_override(place: Place) -> None:
     moved = dataclasses.replace(plan.manager, prefix=place.prefix.parent / ".venv")
     steps = repair_plan._Steps(place.held(), moved, plan.diagnosis.changes, {}, plan.source)
     assert [command.argv for command in steps.commands()] == [words]
+
+
+def test_a_uv_project_that_takes_torch_from_the_index_for_the_cpu(place: Place) -> None:
+    """`uv add` would install the build for the CPU again."""
+    with_torch(place, "2.7.1+cpu", None)
+    project = place.prefix.parent
+    (project / "uv.lock").write_text('[[package]]\nname = "torch"\nversion = "2.7.1+cpu"\n')
+    (project / "pyproject.toml").write_text("[tool.uv]\n")
+    assert not [text for text in place.plan(CPU_LOG).warnings if "sources" in text]
+    (project / "pyproject.toml").write_text('[tool.uv.sources]\nTorch = { index = "pytorch-cpu" }\n')
+    (warning,) = [text for text in place.plan(CPU_LOG).warnings if "sources" in text]
+    assert warning.startswith(f"{project}/pyproject.toml takes torch from a source of its own")
 
 
 def test_a_uv_project_without_torch_in_its_lock_is_an_environment(place: Place) -> None:
@@ -673,6 +686,20 @@ def test_the_command_prints_the_fix(place: Place, tmp_path: Path) -> None:
         ["cublas-hopper-fpe"],
     )
     assert all(shlex.split(row["text"]) == row["argv"] for row in document["commands"])
+
+
+@pytest.mark.parametrize("order", [("VIRTUAL_ENV", "CONDA_PREFIX"), ("CONDA_PREFIX", "VIRTUAL_ENV")])
+def test_here_is_the_environment_that_was_activated_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    for name in order:
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "python").touch()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PATH", ":".join(str(tmp_path / name / "bin") for name in order))
+    assert audit_command.nearest_python() == str(tmp_path / order[0] / "bin" / "python")
+    monkeypatch.setenv("PATH", str(tmp_path / "CONDA_PREFIX" / "bin"))
+    assert audit_command.nearest_python() == str(tmp_path / "VIRTUAL_ENV" / "bin" / "python")
 
 
 @pytest.mark.slow
