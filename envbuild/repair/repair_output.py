@@ -35,7 +35,8 @@ class ManualFix:
 
 @dataclass(frozen=True)
 class FixedProblem:
-    """A fault without an advisory that the plan fixes. `id`: that of the audit's finding, or driver-too-old."""
+    """A fault without an advisory that the plan fixes. `id`: that of the audit's finding, driver-too-old, or
+    companion-build."""
 
     id: str
     message: str

@@ -56,13 +56,8 @@ class ProcessUsing:
 def needed_space(plan: RepairPlan, held: Holdings) -> int:
     """Estimate the disk space that the repair needs, in bytes: the size of the files to replace. The old files are
     kept, and the new ones are assumed to have the same size."""
-    files = file_backup.distribution_files(plan.manager.prefix, package_folders(plan, held))
+    files = file_backup.distribution_files(plan.manager.prefix, repair_plan.package_folders(plan.manager.prefix, held))
     return file_backup.file_sizes(files, plan.touched)
-
-
-def package_folders(plan: RepairPlan, held: Holdings) -> list[str]:
-    """The package folders (site-packages) inside the environment's own folder."""
-    return repair_plan.package_folders(plan.manager.prefix, held)
 
 
 def require_changeable(plan: RepairPlan, held: Holdings) -> None:
@@ -70,7 +65,7 @@ def require_changeable(plan: RepairPlan, held: Holdings) -> None:
     are in use. Raise DiskError if the disk has too little free space."""
     if plan.refused:
         raise RepairRefused(f"not changed: {plan.refused[0]}", hint=plan.refused[1])
-    sites = package_folders(plan, held)
+    sites = repair_plan.package_folders(plan.manager.prefix, held)
     if not sites:
         raise RepairRefused(
             f"{plan.manager.prefix} has no package folder of its own",
@@ -131,7 +126,9 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
         require_changeable(plan, held)
         project = _project_files(plan)
         others = [*project, *map(Path, plan.diagnosis.changes.leftovers)]
-        backup = file_backup.take_backup(prefix, package_folders(plan, held), others, plan.touched)
+        backup = file_backup.take_backup(
+            prefix, repair_plan.package_folders(plan.manager.prefix, held), others, plan.touched
+        )
         try:
             _run_all(plan, say)
             damaged = file_backup.written_into(backup, others)
@@ -146,7 +143,7 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
 
 def _require_unchanged(plan: RepairPlan, held: Holdings) -> None:
     """Raise RepairRefused if distributions were installed or removed after `held` was read: the plan is for those."""
-    sites = package_folders(plan, held)
+    sites = repair_plan.package_folders(plan.manager.prefix, held)
     planned = {(canonicalize_name(one.name), one.version) for one in held.distributions if one.folder in sites}
     found = [one for one in metadata.distributions(path=sites) if one.metadata["Name"]]
     changed = planned ^ {(canonicalize_name(one.metadata["Name"]), str(one.version)) for one in found}
