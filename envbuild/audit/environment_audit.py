@@ -44,7 +44,7 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
     nonce = secrets.token_hex(16)
     document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()
     argv = (python, *started(image), "-c", BOOTSTRAP, _ENTRY)
-    return Job(image, argv, bootstrap_payload(document), nonce, Limits(_MEMORY, _SECONDS))
+    return Job(image, argv, bootstrap_payload(document), nonce, Limits(_MEMORY, _SECONDS), is_selftest=False)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def command(
     def build(name: str) -> MakeDocument:
         result = make_build_and_test.build_only(name, options, shown)
         if result.image and not as_json:
-            click.echo(f"built {result.image.id}")
+            click.echo(f"{result.state} {result.image.id}")
         return result.document()
 
     for_each(names, build, as_json)

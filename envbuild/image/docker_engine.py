@@ -36,6 +36,10 @@ _GONE_FULL = "free space there, start the engine again (its log says why it ende
 START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
+class UnusableEngine(EngineError):
+    """No engine answers, or envbuild cannot use the one that answers."""
+
+
 @dataclass(frozen=True)
 class Image:
     """An image in the engine.
@@ -61,7 +65,7 @@ class Engine:
     def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
         """`timeout`: seconds for one response; `builder`: the buildx builder to use, if not the engine's default.
 
-        Raises EngineError if no engine responds, if it is older than 23.0, or if it is Podman.
+        Raises UnusableEngine if no engine responds, if it is older than 23.0, or if it is Podman.
         """
         self.builder = builder
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
@@ -71,13 +75,13 @@ class Engine:
             self.client.api.hooks["response"].append(_log_answer)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineError(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
+            raise UnusableEngine(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
-            raise EngineError(f"{self.host} is Podman {self.version}, not a Docker Engine", hint=_PODMAN)
+            raise UnusableEngine(f"{self.host} is Podman {self.version}, not a Docker Engine", hint=_PODMAN)
         if _numbers(self.version) < MINIMUM:
-            raise EngineError(
+            raise UnusableEngine(
                 f"the Docker Engine at {self.host} is {self.version}; 23.0 or newer is needed", hint="update the engine"
             )
 
@@ -89,12 +93,12 @@ class Engine:
         return info
 
     def require_bounds(self) -> None:
-        """Raise EngineError if the engine would run a container without the limits that are set for it. Such an engine,
-        for example a rootless one without cgroup v2, gives only a warning."""
+        """Raise UnusableEngine if the engine would run a container without the limits that are set for it. Such an
+        engine, for example a rootless one without cgroup v2, gives only a warning."""
         lacking = [what for what, key in _BOUNDS.items() if self.info.get(key) is False]
         if lacking:
             rootless = any("rootless" in option for option in self.info.get("SecurityOptions") or ())
-            raise EngineError(
+            raise UnusableEngine(
                 f"the {'rootless ' if rootless else ''}engine cannot limit a container's {' and '.join(lacking)}",
                 hint="it needs cgroup v2, with the controllers memory and pids delegated by systemd: see docker info",
             )

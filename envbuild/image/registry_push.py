@@ -36,11 +36,11 @@ def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> 
     found = find_pushed(place, image_id)
     if found is not None:
         return found, True
-    send(_tag(image_id))
+    send(id_tag(image_id))
     found = find_pushed(place, image_id)
     if found is None:
         raise CheckFailed(
-            f"{place.reference.repository}:{_tag(image_id)} is not the image that was just pushed",
+            f"{place.reference.repository}:{id_tag(image_id)} is not the image that was just pushed",
             hint="another process may have moved the tag: push again",
         )
     return found, False
@@ -60,14 +60,15 @@ def push_from_engine(
     try:
         return push_once(place, image.id, send)
     finally:
-        engine.remove(f"{name}:{_tag(image.id)}")  # removes the tag of an earlier, killed run too
+        engine.remove(f"{name}:{id_tag(image.id)}")  # removes the tag of an earlier, killed run too
 
 
-def _tag(image_id: str) -> str:
+def id_tag(image_id: str) -> str:
+    """The tag under which an image is pushed for a cluster."""
     return f"id-{image_id.removeprefix('sha256:')}"
 
 
 def find_pushed(place: Repository, image_id: str) -> Manifest | None:
     """Return the image's manifest, if its tag refers to that image."""
-    found = place.manifest(_tag(image_id))
+    found = place.manifest(id_tag(image_id))
     return found if found is not None and not found.is_index and found.config == image_id else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from envbuild.audit import environment_audit, image_collector
+from envbuild.audit.collected_environment import Holdings
+from envbuild.audit.environment_audit import Audit
 from envbuild.facts import database
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.image import (
@@ -128,7 +130,8 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
     lock = recipe.lock
     found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock)
     if found is not None:
-        return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))
+        image = context.step("build", tag_existing_image, context, recipe, found)
+        return BuiltImage(image, tags=(image_tag(recipe.loaded, lock),))
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
     compiled = [wheel.record for wheel in wheels]
@@ -145,9 +148,14 @@ def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Re
     engine.tag(image, repository(name), lock.short)
     # before the record: once recorded, the image is not made again, and nothing else would remove the tag
     engine.remove(lock_image_lookup_and_recipe.layers_tag(lock, name))
+    return BuiltImage(image, record_build(lock, record), (image_tag(recipe.loaded, lock),))
+
+
+def record_build(lock: Lock, record: Record) -> tuple[Record, ...]:
+    """Write the build record of an audited image. Return it if the image had none before."""
     before = lock_image_lookup_and_recipe.matching_records(lock)
     build_records.write(record)
-    return BuiltImage(image, () if record.image in {one.image for one in before} else (record,))
+    return () if record.image in {one.image for one in before} else (record,)
 
 
 def image_tag(loaded: LoadedProfile, lock: Lock) -> str:
@@ -199,14 +207,21 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
     held = image_collector.collect_from_image(
         context.engine, image, target, wheel_file_hashes_and_contents.wheel_hashes(lock)
     )
-    expected = environment_audit.expected_contents(recipe.loaded, lock, claimed=True)
+    done = require_sound(recipe, target, held)
+    return StepResult(_record_image(context, recipe, image, record), note=done.summary)
+
+
+def require_sound(recipe: Recipe, target: str, held: Holdings) -> Audit:
+    """Compare the contents of a new image with its recipe. Raises CheckFailed, with the findings, for a defect or a
+    known fault. `target`: the image's name in messages."""
+    expected = environment_audit.expected_contents(recipe.loaded, recipe.lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
     try:
         done.require()
     except CheckFailed as error:
         error.partial = {"findings": plain(done.findings)}  # the other keys are those of the build's document
         raise
-    return StepResult(_record_image(context, recipe, image, record), note=done.summary)
+    return done
 
 
 def discard_build(context: StepContext, result: MakeResult, *, image: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Runs `make` as a list of steps. Later steps receive the values of earlier steps; `build` and `test` use some of them.
 
-A step that needs the engine, the signing key or the notes receives the context. `partial` collects the values that are
+A step that needs the engine, the signing key or the notes receives the context. `images` holds the images: the engine
+or, if none answers, the registry of the cluster that runs the self-test. `partial` collects the values that are
 known so far; if a step raises an error, the error carries them.
 """
 
@@ -14,19 +15,16 @@ from pathlib import Path
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import build_records
-from envbuild.image.docker_engine import Image
+from envbuild.image.docker_engine import Image, UnusableEngine
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import step_durations
-from envbuild.pipeline.image_steps import (
-    find_or_build_image,
-    image_tag,
-    load_profile,
-    lock_profile,
-    render_dockerfile,
-    resolve_profile,
-)
+from envbuild.pipeline.image_steps import load_profile, lock_profile, render_dockerfile, resolve_profile
+from envbuild.pipeline.image_stores import registry_images
+from envbuild.pipeline.image_stores.engine_images import EngineImages
+from envbuild.pipeline.image_stores.image_store import ImageStore
+from envbuild.pipeline.image_stores.image_store_selection import find_image_store, require_image_store
 from envbuild.pipeline.model import (
     AS_CONFIGURED,
     ON_THIS_MACHINE,
@@ -39,20 +37,19 @@ from envbuild.pipeline.model import (
     SelfTestOrder,
 )
 from envbuild.pipeline.preflight_report import Preflight
-from envbuild.pipeline.preflight_steps import Agree, connect, examine, run_preflight
+from envbuild.pipeline.preflight_steps import Agree, examine, run_preflight
 from envbuild.pipeline.progress_events import Listener
+from envbuild.pipeline.runner_selection import UNKNOWN_IMAGE
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
     is_proved,
     memory_limit,
     read_earlier_run,
+    require_valid_jobs,
     select_runner,
     show_earlier_evidence,
-    tag_verified,
-    tags_of,
     test_across_nodes,
     test_on_one_node,
-    withdraw_verified,
     write_evidence,
 )
 from envbuild.pipeline.step_context import PartialResult, StepContext
@@ -87,13 +84,15 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         partial.update(name=loaded.name)  # the user may have typed a GPU or a path
         plan = context.step("resolve", resolve_profile, loaded)
         partial.update(advisories=plan.advisories)  # those that do not refuse the profile
-        preflight = context.step("preflight", run_preflight, context, loaded, plan, options, agree)
+        found = find_image_store(context, AS_CONFIGURED, loaded.name, options.request)
+        preflight = context.step("preflight", run_preflight, context, found, loaded, plan, options, agree)
 
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
-        built = render_and_build(context, loaded, plan, lock, options)
+        images = require_image_store(found)
+        built = render_and_build(context, images, loaded, plan, lock, options)
         image = built.image
-        partial.update(image=image, tags=(image_tag(loaded, lock),))  # the build has set this tag
+        partial.update(image=image, tags=built.tags)
 
         # for each GPU model: proved by earlier evidence, or why not
         proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
@@ -109,19 +108,19 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             order = SelfTestOrder(
                 loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
             )
-            test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds reasons to `partial` too
+            test_and_record(context, images, partial, order, lock, image, trial=options.trial)  # adds reasons too
             if not options.unproved:  # the user's consent is asked for only in the branch above
                 require_proved(partial.value)
 
         # without reasons, except in a trial, the image is proved on every GPU model
         if not partial.value.reasons and not options.trial:
-            verified = context.step("tag", tag_verified, context, loaded, image)
-            partial.update(tags=(*partial.value.tags, verified))
+            partial.update(tags=(*partial.value.tags, *images.mark_verified(loaded, image)))
     return partial.value  # now with the steps and notes
 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
-    """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence."""
+    """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence. Without an
+    engine, only find out which image the lock gives: the result has the state `written`, and a note."""
     context = StepContext(listener, options.builder)
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
@@ -130,18 +129,38 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
         partial.update(advisories=plan.advisories)
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
-        built = render_and_build(context, loaded, plan, lock, options)
-        partial.update(image=built.image, tags=(image_tag(loaded, lock),))
+        try:
+            _ = context.engine
+        except UnusableEngine as error:
+            image = _write_image(context, Recipe(loaded, plan, lock), options, error)
+            partial.update(image=image, is_audited=False)
+        else:
+            built = render_and_build(context, EngineImages(context), loaded, plan, lock, options)
+            partial.update(image=built.image, tags=built.tags)
     return partial.value
 
 
+def _write_image(context: StepContext, recipe: Recipe, options: Options, error: UnusableEngine) -> Image:
+    """Write the Dockerfile and the layers of a lock, and note that no engine received the image. Raises BuildError if
+    an extension is not compiled, which needs an engine."""
+    loaded, lock = recipe.loaded, recipe.lock
+    context.step("render", render_dockerfile, loaded, lock, options)
+    written, _ = registry_images.write_image(context, recipe, no_cache=options.no_cache)
+    context.note(
+        f"{error.message}: the image was not loaded and not audited; its manifest is {written.manifest.digest}. To go "
+        f"on without an engine: envbuild export oci {loaded.known} FOLDER, or, with a cluster and its registry in the "
+        f"settings, envbuild make {loaded.known}"
+    )
+    layers = tuple(one.diff_id for one in written.layers)
+    return Image(written.id, written.manifest.digest, layers, {}, {}, written.size)
+
+
 def render_and_build(
-    context: StepContext, loaded: LoadedProfile, plan: Plan, lock: Lock, options: Options
+    context: StepContext, images: ImageStore, loaded: LoadedProfile, plan: Plan, lock: Lock, options: Options
 ) -> BuiltImage:
     """Write the Dockerfile of the lock, and find or build its image."""
     context.step("render", render_dockerfile, loaded, lock, options)
-    # Runs those of the steps "extensions", "build", "load" and "audit" that are needed.
-    return find_or_build_image(context, Recipe(loaded, plan, lock), no_cache=options.no_cache)
+    return images.provide(Recipe(loaded, plan, lock), no_cache=options.no_cache)
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
@@ -154,7 +173,8 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
         context.note(missing.note)
         loaded = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
     try:
-        return examine(connect(context), loaded, resolve_profile(loaded).value, options)
+        found = find_image_store(context, AS_CONFIGURED, loaded.name, options.request)
+        return examine(found, loaded, resolve_profile(loaded).value, options)
     except EnvbuildError as error:
         error.partial = {"profile": loaded.name, **error.partial}
         raise
@@ -170,27 +190,42 @@ def prove(
     """`test --record`: run the self-test, write evidence and set the tag for an image that this envbuild built from the
     profile's lock. Raises CheckFailed for other images, whose self-test could be forged, and if the self-test fails;
     NotProved if a required probe was skipped, or if evidence is missing."""
-    context = StepContext(listener)
+    context, request = StepContext(listener), RunRequest(gpus=gpus)
     with exclusive_make_run(context, name) as partial:
-        loaded = context.step("load profile", load_profile, name, Options(request=RunRequest(gpus=gpus)))
+        loaded = context.step("load profile", load_profile, name, Options(request=request))
         partial.update(name=loaded.name)
-        lock, image = existing(context, loaded, reference)
+        images = require_image_store(find_image_store(context, on, loaded.name, request))
+        lock, image = _image_to_prove(context, images, loaded, reference, on)
         _require_own_build(loaded, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
         proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
-        partial.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
+        partial.update(image=image, lock=lock, tags=images.tags(loaded, image), proofs=proofs)
 
-        order = SelfTestOrder(loaded, lock.versions, lock.python, RunRequest(gpus=gpus), on)
-        test_and_record(context, partial, order, lock, image)
+        order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
+        test_and_record(context, images, partial, order, lock, image)
         require_proved(partial.value)
 
-        verified = context.step("tag", tag_verified, context, loaded, image)
-        partial.update(tags=tuple(dict.fromkeys([*partial.value.tags, verified])))  # it may have the tag already
+        verified = images.mark_verified(loaded, image)
+        partial.update(tags=tuple(dict.fromkeys([*partial.value.tags, *verified])))  # it may have the tag already
     return partial.value
+
+
+def _image_to_prove(
+    context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None, on: RunnerOptions
+) -> tuple[Lock, Image]:
+    """Like `existing`; but if no engine holds the images, the image of the lock is uploaded to the cluster's registry
+    and audited first, where necessary. To resume a job, it must be there already."""
+    if images.registry is None or reference is not None or on.resume:
+        return existing(context, images, loaded, reference)
+    plan = context.step("resolve", resolve_profile, loaded)
+    lock = lock_file.current_lock(loaded, plan)
+    require_valid_jobs(SelfTestOrder(loaded, lock.versions, lock.python, on=on))  # before the upload
+    return lock, images.provide(Recipe(loaded, plan, lock)).image
 
 
 def test_and_record(
     context: StepContext,
+    images: ImageStore,
     partial: PartialResult[MakeResult],
     order: SelfTestOrder,
     lock: Lock,
@@ -204,7 +239,7 @@ def test_and_record(
     # Before the long part, because the key may need a passphrase. `make` has loaded the key in the preflight, unless
     # that found the image proved; `prove` has no preflight.
     signer = context.signer
-    runner = select_runner(context, order, image)  # pushes the image first, for a cluster that pulls it
+    runner = select_runner(context, images, order, image)  # pushes the image first, for a cluster that pulls it
     partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more
     run = context.step("self-test", test_on_one_node, context.progress, order, runner)
     partial.update(run=run)  # now, so that it is known if the test on several nodes cannot run
@@ -216,7 +251,7 @@ def test_and_record(
         partial.update(statement=written.statement, signed_statement=written.signed_statement, proofs=written.proofs)
     finally:  # the image must lose the tag `verified`, even if the evidence cannot be written
         if not run.passed and not trial:  # a trial moves no tag
-            remaining_tags = withdraw_verified(context, order.loaded, image, partial.value.tags)
+            remaining_tags = images.withdraw_verified(order.loaded, image, partial.value.tags)
             partial.update(tags=remaining_tags)
     require_no_failure(partial.value)
     partial.update(reasons=reasons_not_proved(partial.value, trial=trial))
@@ -239,9 +274,10 @@ def test(
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
-    lock, image = existing(context, loaded, reference)
+    images = require_image_store(find_image_store(context, on, loaded.name, request))
+    lock, image = existing(context, images, loaded, reference)
     order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
-    runner = select_runner(context, order, image)
+    runner = select_runner(context, images, order, image)
     run = run_selftest(context, order, runner)
     return MakeResult(loaded.name, lock=lock, image=image, run=run, memory_gb=memory_limit(order, runner))
 
@@ -259,12 +295,13 @@ def cluster_script(
     built, zeros stand for its digest. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
-    lock, found = _locked_and_image(context, loaded, reference)
+    images = require_image_store(find_image_store(context, on, loaded.name, request))
+    lock, found = _locked_and_image(context, images, loaded, reference)
     if found is None:
         context.progress.say(f"{loaded.name} is not built: zeros stand for its image's digest")
-    image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
+    image = found or UNKNOWN_IMAGE
     order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
-    runner = select_runner(context, order, image, dry=True)
+    runner = select_runner(context, images, order, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows the job of a cluster", hint="add --on slurm or --on kubernetes")
     scripts = [runner.script(job, brief=brief) for job in cluster_jobs(order, runner)]
@@ -302,23 +339,32 @@ def _current_lock(context: StepContext, loaded: LoadedProfile) -> Lock:
     return lock_file.current_lock(loaded, plan)
 
 
-def existing(context: StepContext, loaded: LoadedProfile, reference: str | None = None) -> tuple[Lock, Image]:
-    """Return a profile's current lock and an image in the engine: `reference`, else the one built from the lock."""
-    lock, image = _locked_and_image(context, loaded, reference)
+def existing(
+    context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None = None
+) -> tuple[Lock, Image]:
+    """Return a profile's current lock and an image: `reference` in the engine, else the one built from the lock."""
+    lock, image = _locked_and_image(context, images, loaded, reference)
+    if image is None and images.registry:
+        raise BuildError(
+            f"no engine answers, and no image of {loaded.name} was uploaded to {images.registry} and audited",
+            hint=f"run: envbuild make {loaded.known}, or: envbuild test {loaded.known} --record",
+        )
     if image is None:
-        older = lock_image_lookup_and_recipe.older_image(context.engine, lock)
+        older = lock_image_lookup_and_recipe.older_image(images.engine, lock)
         state = "was built by an older envbuild" if older else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild build {loaded.known}")
     return lock, image
 
 
-def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: str | None) -> tuple[Lock, Image | None]:
-    """Like `existing`, but the image is None if the engine has none that this envbuild would build from the lock. A
-    missing `reference` still raises EngineError."""
+def _locked_and_image(
+    context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None
+) -> tuple[Lock, Image | None]:
+    """Like `existing`, but the image is None if there is none that this envbuild would build from the lock. A missing
+    `reference` still raises EngineError."""
     lock = _current_lock(context, loaded)
     if reference is not None:
-        return lock, context.engine.get(reference)
-    return lock, lock_image_lookup_and_recipe.existing_image(context.engine, lock)
+        return lock, images.engine.get(reference)
+    return lock, images.find(lock)
 
 
 def require_passed(result: MakeResult) -> None:

@@ -89,10 +89,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An image built from a recipe. `new_build_records`: build records written for it that did not exist before."""
+    """An image built from a recipe. `new_build_records`: build records written for it that did not exist before.
+    `tags`: the tags that the build has set."""
 
     image: Image
     new_build_records: tuple[Record, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class SelfTestOrder:
     on: RunnerOptions = ON_THIS_MACHINE
 
 
-MakeState = Literal["verified", "unverified", "built", "failed"]
+MakeState = Literal["verified", "unverified", "built", "written", "failed"]
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,10 @@ class StepRow:
 
 @dataclass(frozen=True)
 class MakeDocument:
-    """The document of `make`, `build` and `test --record`. `state`: `built` if evidence was not checked. `statement`:
-    the file of the evidence that this run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
+    """The document of `make`, `build` and `test --record`. `state`: `built` if evidence was not checked; `written` if
+    `build` found no engine: then `image` is the one that the lock gives, not loaded and not audited. `tags`: those in
+    the engine, or in the registry of a cluster if no engine answers. `statement`: the file of the evidence that this
+    run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
     those of the audit, if they refused the image. `reasons`: why the image is not proved, apart from failures. Their
     ids are those of `make --dry-run`, `skipped` (a probe was skipped) and `evidence` (a GPU model has no current
     evidence)."""
@@ -159,6 +163,7 @@ class MakeResult:
     steps: tuple[Step, ...] = ()
     lock: Lock | None = None
     image: Image | None = None
+    is_audited: bool = True  # False after `build` without an engine
     new_build_records: tuple[Record, ...] = ()  # build records written for the image
     interpreter: Path | None = None  # interpreter on this machine, tested instead of an image
     tags: tuple[str, ...] = ()
@@ -176,6 +181,8 @@ class MakeResult:
         """The state of the image; `built` if evidence was not checked, as after `build`."""
         if self.image is None or (self.run is not None and self.run.failures()):
             return "failed"
+        if not self.is_audited:
+            return "written"
         if not self.proofs:
             return "built"
         return "verified" if all(proof.state == "proved" for proof in self.proofs) else "unverified"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -24,8 +25,11 @@ from typing import Any
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
 from envbuild.pipeline import cuda_line_selection_for_machine, preflight_report, preflight_steps
-from envbuild.pipeline.model import Options
+from envbuild.pipeline.image_stores.image_store import ImageStore
+from envbuild.pipeline.image_stores.image_store_selection import find_image_store, require_image_store
+from envbuild.pipeline.model import AS_CONFIGURED, Options
 from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
+from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun.selftest_job import RunRequest
@@ -221,10 +225,11 @@ def make_profiles(
     """Make every profile; a failure does not stop the others. `show` receives a profile's name and an event; `done`
     receives each outcome when its profile ends. Both are called from several threads.
 
-    An unknown name or an invalid profile is an outcome too. Raises EngineError if no engine responds, UsageError if the
-    signing key cannot be used.
+    An unknown name or an invalid profile is an outcome too. Raises EngineError if nothing can hold the images,
+    UsageError if the signing key cannot be used.
     """
-    engine = Engine()
+    context, request = StepContext(lambda event: None), RunRequest(gpus=wanted.gpus)
+    images = require_image_store(find_image_store(context, AS_CONFIGURED, "all", request))
     found: dict[str, tuple[str, LoadedProfile]] = {}
     outcomes = []
     signs = False  # a self-test may run, whose evidence is signed if a key is configured
@@ -233,7 +238,7 @@ def make_profiles(
             name, reason = _with_line(name, wanted)
             loaded = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
             if loaded.name not in found:
-                signs |= _check_machine(engine, loaded, wanted, reason, show)
+                signs |= _check_machine(images, loaded, wanted, reason, show)
             found.setdefault(loaded.name, (name, loaded))
         except EnvbuildError as error:
             code, document = _refused(error)
@@ -242,7 +247,7 @@ def make_profiles(
     if wanted.gpus and found and not any(loaded.profile.gpus for _, loaded in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
     environment = keys_and_signatures.for_children() if signs else {}
-    batch_run = _batch_run(engine, [loaded for _, loaded in found.values()], wanted, show, environment)
+    batch_run = _batch_run(images, [loaded for _, loaded in found.values()], wanted, show, environment)
 
     def one(item: tuple[str, LoadedProfile]) -> BatchOutcome:
         outcome = batch_run.make(*item)
@@ -267,7 +272,7 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
     return choice.line.profile, choice.reason
 
 
-def _check_machine(engine: Engine, loaded: LoadedProfile, wanted: BatchOptions, reason: str, show: Show) -> bool:
+def _check_machine(images: ImageStore, loaded: LoadedProfile, wanted: BatchOptions, reason: str, show: Show) -> bool:
     """Show the preflight of a profile, and return whether its self-test may run. Raises NotProved if no proof is
     possible here, unless the options allow that. Errors of the profile or its lock are not raised here, because the
     profile's own process reports them."""
@@ -279,7 +284,7 @@ def _check_machine(engine: Engine, loaded: LoadedProfile, wanted: BatchOptions, 
         line_reason=reason,
     )
     try:
-        found = preflight_steps.examine(engine, loaded, plan_resolver.resolve(loaded), options)
+        found = preflight_steps.examine(images, loaded, plan_resolver.resolve(loaded), options)
     except EnvbuildError:
         return True
     if found.proof != "proved":
@@ -291,19 +296,28 @@ def _check_machine(engine: Engine, loaded: LoadedProfile, wanted: BatchOptions, 
 
 
 def _batch_run(
-    engine: Engine, profiles: Sequence[LoadedProfile], wanted: BatchOptions, show: Show, environment: Mapping[str, str]
+    images: ImageStore,
+    profiles: Sequence[LoadedProfile],
+    wanted: BatchOptions,
+    show: Show,
+    environment: Mapping[str, str],
 ) -> BatchRun:
-    cpus, memory = int(engine.info.get("NCPU") or 1), int(engine.info.get("MemTotal") or 0)
-    most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)
-    held = memory / (most * (1 << 30)) + _KERNELS_SHARE
+    cpus = os.cpu_count() or 1 if images.registry else images.engine.cpus
     return BatchRun(
         wanted,
         show,
         builds=_pool(cpus),  # most builds wait: each step has a lock
-        cpu_tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
+        cpu_tests=_pool(cpus if images.registry else _cpu_tests_at_once(images.engine, profiles)),
         gpus=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=environment,
     )
+
+
+def _cpu_tests_at_once(engine: Engine, profiles: Sequence[LoadedProfile]) -> int:
+    """How many self-tests on the CPU the engine's machine can run at once."""
+    most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)
+    held = engine.memory_bytes / (most * (1 << 30)) + _KERNELS_SHARE
+    return min(int(engine.cpus / _CPUS_EACH), int(held))
 
 
 def _pool(count: int) -> ResourcePool:

@@ -34,17 +34,19 @@ class ProofMachine:
 @dataclass(frozen=True)
 class Preflight:
     """The document of `make --dry-run`. `line_reason`: why this CUDA line was chosen. `gpus`: the models that the
-    profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `found_gpus`,
-    `driver`: those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock
-    matches the profile; if not, the bytes are estimated from the outdated lock. `without_base_image`: whether the bytes
-    lack those of a base image, whose manifest was not downloaded yet. `expected_from`: the profile whose
-    earlier run on this machine is the basis of `expected_minutes`."""
+    profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `registry`: the
+    repository that gets the image, because no engine answers; null if an engine gets it. `found_gpus`, `driver`: those
+    of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock matches the
+    profile; if not, the bytes are estimated from the outdated lock. `without_base_image`: whether the bytes lack those
+    of a base image, whose manifest was not downloaded yet. `expected_from`: the profile whose earlier run on this
+    machine is the basis of `expected_minutes`."""
 
     profile: str
     line_reason: str
     gpus: tuple[str, ...]
     gpu_count: int
     runner: str
+    registry: str | None
     found_gpus: tuple[str, ...]
     driver: str | None
     needed_driver: str | None
@@ -121,6 +123,10 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         yield "to fetch and on disk: unknown, there is no lock yet"
     else:
         yield f"to fetch: {found.fetch_bytes / 1e9:.1f} GB; on disk: {found.disk_bytes / 1e9:.1f} GB{about}"
+    if found.registry:
+        yield (
+            f"image: no engine answers, so it is uploaded to {found.registry}, and audited and tested on {found.runner}"
+        )
     if found.expected_minutes == 0:
         yield "time: nothing to do"
     elif found.expected_minutes is None:

@@ -10,11 +10,12 @@ from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import GpuReading
 from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import extension_wheel_build
-from envbuild.image.docker_engine import Engine
-from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
+from envbuild.image.oci import disk_space_needs
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import cuda_line_selection_for_machine, preflight_report, runner_selection, step_durations
+from envbuild.pipeline.image_stores.image_store import ImageStore
+from envbuild.pipeline.image_stores.image_store_selection import require_image_store
 from envbuild.pipeline.model import Options, StepResult
 from envbuild.pipeline.preflight_report import SELECTED, Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
@@ -35,24 +36,27 @@ Agree = Callable[[str], bool]
 
 
 def run_preflight(
-    context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options, agree: Agree
+    context: StepContext,
+    images: ImageStore | EngineError,
+    loaded: LoadedProfile,
+    plan: Plan,
+    options: Options,
+    agree: Agree,
 ) -> StepResult[Preflight]:
     """Look at the machine and show what `make` will do.
 
     Raises NotProved if no proof is possible here, unless the options allow that or the user agrees. The user is not
-    asked if `--gpus` names too few GPUs, or a GPU that this machine lacks. Raises EngineError if no engine responds,
-    because nothing can be built then. If this run can make evidence, raises FileError if the configured key cannot be
-    used, and UsageError if its passphrase is missing. With `--locked`, a missing or stale lock is not an error here:
-    the next step reports it.
+    asked if `--gpus` names too few GPUs, or a GPU that this machine lacks. Raises EngineError if nothing can hold the
+    image: no engine responds, and no cluster has a registry. If this run can make evidence, raises FileError if the
+    configured key cannot be used, and UsageError if its passphrase is missing. With `--locked`, a missing or stale lock
+    is not an error here: the next step reports it.
     """
-    engine = connect(context)
-    found = examine(engine, loaded, plan, options)
+    found = examine(images, loaded, plan, options)
     if not options.unproved and any(reason.id == SELECTED for reason in found.reasons):
         raise not_provable(loaded, found)  # a mistake in the command, whatever else is wrong
     if options.locked and not found.lock_current:
         return StepResult(found, note="the lock is missing or out of date")
-    if isinstance(engine, EngineError):
-        raise engine
+    require_image_store(images)
     lines = list(preflight_report.preflight_lines(found))
     if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # the parent process has shown them
         for line in lines:
@@ -90,32 +94,26 @@ def _other_line(loaded: LoadedProfile, found: Preflight) -> list[str]:
     return [cuda_line_choice.other_line(lines, own, found.driver)]
 
 
-def connect(context: StepContext) -> Engine | EngineError:
-    """The engine, or the error that says why it cannot be used."""
-    try:
-        return context.engine
-    except EngineError as error:
-        return error
-
-
-def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, options: Options) -> Preflight:
-    """The preflight of a profile. If no engine answers, the image counts as not built, and cannot be proved on this
+def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan, options: Options) -> Preflight:
+    """The preflight of a profile. If nothing can hold the image, it counts as not built, and cannot be proved on this
     machine. Raises UsageError if --gpus is used with a cluster."""
+    registry = None if isinstance(images, EngineError) else images.registry
     profile, lock = loaded.profile, lock_file.read(loaded.known_lock)
     current = lock is not None and not lock.stale(plan)
     proved = built = False
-    if not isinstance(engine, EngineError) and lock and current and not options.no_cache:
-        image = lock_image_lookup_and_recipe.existing_image(engine, lock)
+    if not isinstance(images, EngineError) and lock and current and not options.no_cache:
+        image = images.find(lock)
         built = image is not None
         if image:
             proved = is_proved(profile_proofs_and_image_states.proofs_of(image.id, loaded.name, profile, lock))
-    machine = ProofMachine("local") if proved else _machine(engine, profile, options)
+    machine = ProofMachine("local") if proved else _machine(images, profile, options)
     line = cuda_line_lookup.as_line(loaded.name, cuda_line_choice.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight_report.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)
     fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
     disk = 0 if built else disk_space_needs.needed_bytes(lock, compiling) if lock else None
+    disk = fetch if registry else disk  # then this machine keeps only what is downloaded
     done = ({"lock"} if current else set()) | (set() if compiling else {"extensions"})
     steps = (set() if built else BUILD_STEPS - done) | (TEST_STEPS if proof == "possible" else set())
     expected = _expected(loaded.name, lock, steps)
@@ -125,6 +123,7 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
         gpus=tuple(profile.gpus),
         gpu_count=profile.gpu_count,
         runner=machine.runner,
+        registry=registry,
         found_gpus=machine.gpus,
         driver=machine.driver,
         needed_driver=minimum_driver.oldest(profile),
@@ -139,7 +138,7 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
     )
 
 
-def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -> ProofMachine:
+def _machine(images: ImageStore | EngineError, profile: Profile, options: Options) -> ProofMachine:
     """Describe the machine that will run the self-test."""
     runner = settings.setting("on") or "local"
     if runner != "local":
@@ -156,12 +155,12 @@ def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -
             options.locked or cuda_line_selection_for_machine.in_ci()
         )  # such a build must not depend on this machine's driver
         found = replace(found, gpus=tuple(gpu.name for gpu in whole), driver=None if hidden else read.version)
-    if isinstance(engine, EngineError):
-        return replace(found, missing=Reason("engine", engine.message))
+    if isinstance(images, EngineError):
+        return replace(found, missing=Reason("engine", images.message))
     if missing or not profile.gpus:
         return replace(found, missing=missing)
     try:
-        docker_runner.look_for_gpu(engine)
+        docker_runner.look_for_gpu(images.engine)
     except NotProved as error:
         return replace(found, missing=Reason("no-gpu", error.message))
     return found

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from envbuild.facts import database
 from envbuild.image import registry_push
-from envbuild.image.docker_engine import Engine, Image
-from envbuild.pipeline.model import SelfTestOrder
+from envbuild.image.docker_engine import Image
+from envbuild.pipeline.image_stores.image_store import ImageStore
+from envbuild.pipeline.model import RunnerOptions, SelfTestOrder
 from envbuild.profile.model import Profile
 from envbuild.registry.registry_client import Repository
 from envbuild.runners.docker_runner import DockerRunner
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.kubernetes.kubernetes_runner import ALONE, Kubernetes
-from envbuild.runners.runner_interface import Runner
+from envbuild.runners.runner_interface import Runner, Scheduled
 from envbuild.runners.slurm import multi_node_script, slurm_settings
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.testrun.selftest_job import RunRequest
@@ -25,23 +27,20 @@ from envbuild.util.errors import NetworkError, UsageError
 _CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
 
 
-def runner(
-    order: SelfTestOrder,
-    engine: Engine,
-    image: Image,
-    on_line: Callable[[str], None],
-    *,
-    dry: bool = False,
-    validate: Callable[[Runner], None] = lambda runner: None,
-) -> Runner:
-    """Return the runner that is requested, otherwise that of the setting `on`, otherwise that of the local engine.
+@dataclass(frozen=True)
+class SelectedCluster:
+    """A cluster that runs jobs, as the options and the site's settings describe it. `name`: slurm or kubernetes.
+    `registry`: the repository from which its nodes pull images; None: the engines of the nodes must have them.
+    `runner_for`: returns the runner for an image, its reference in the registry, and the id of the job to resume."""
 
-    Pushes the image if the runner pulls it from a registry. With `dry` nothing is pushed: only the script is shown,
-    with a digest of zeros if the registry lacks the image, and `on_line` receives a message about that. `validate`
-    is called before a push with a runner of such a placeholder image, to raise errors that would otherwise occur only
-    after the push. Raises UsageError for incompatible options, SettingsError for invalid site settings.
-    """
-    on, name = order.on, order.loaded.name
+    name: str
+    registry: str | None
+    runner_for: Callable[[Image, str | None, str | None], Scheduled]
+
+
+def selected_cluster(on: RunnerOptions, profile: str, request: RunRequest) -> SelectedCluster | None:
+    """Return the cluster that the options request, otherwise that of the setting `on`; None for this machine. Raises
+    UsageError for incompatible options, SettingsError for invalid site settings."""
     chosen = on.runner or settings.setting("on") or "local"
     for other in on.given:
         if other != chosen:
@@ -55,28 +54,62 @@ def runner(
             "--resume continues one job, and --nodes submits two", hint="leave --nodes out, or submit a new job"
         )
     if chosen == "local":
-        return DockerRunner(engine, image)
-    refuse_selected_gpus(chosen, order.request)
+        return None
+    refuse_selected_gpus(chosen, request)
     given, known = on.given.get(chosen, {}), database.gpus().__contains__
-    made: Callable[[str | None], Runner]
     if chosen == "slurm":
-        cluster = settings.read("slurm", partial(slurm_settings.parse, knows=known), given)
+        slurm = settings.read("slurm", partial(slurm_settings.parse, knows=known), given)
         if on.nodes > 1:  # raised now, not after the self-test on one node
-            multi_node_script.network(cluster)
-        registry, origins = cluster.registry, settings.origins("slurm", given)
-        made = partial(Slurm, cluster, image, profile=name, resume=on.resume, origins=origins)
-    else:
-        place = settings.read("kubernetes", partial(kubernetes_settings.parse, knows=known), given)
-        if dry and not place.registry:  # a real run reports this itself
-            on_line(ALONE)
-        registry, made = place.registry, partial(Kubernetes, place, image, profile=name, resume=on.resume)
+            multi_node_script.network(slurm)
+        origins = settings.origins("slurm", given)
+        return SelectedCluster(
+            chosen,
+            slurm.registry,
+            lambda image, reference, job: Slurm(slurm, image, reference, profile, job, origins=origins),
+        )
+    site = settings.read("kubernetes", partial(kubernetes_settings.parse, knows=known), given)
+    return SelectedCluster(
+        chosen, site.registry, lambda image, reference, job: Kubernetes(site, image, reference, profile, job)
+    )
+
+
+def runner(
+    order: SelfTestOrder,
+    images: ImageStore,
+    image: Image,
+    on_line: Callable[[str], None],
+    *,
+    dry: bool = False,
+    validate: Callable[[Scheduled], None] = lambda runner: None,
+) -> Runner:
+    """Return the runner of the selected cluster, otherwise that of the local engine.
+
+    Pushes the image if the runner pulls it from a registry. With `dry` nothing is pushed: only the script is shown,
+    with a digest of zeros if the registry lacks the image, and `on_line` receives a message about that. `validate`
+    is called before a push with a runner of such a placeholder image, to raise errors that would otherwise occur only
+    after the push. Raises what `selected_cluster` raises.
+    """
+    cluster = selected_cluster(order.on, order.loaded.name, order.request)
+    if cluster is None:
+        return DockerRunner(images.engine, image)
+    registry, resume = cluster.registry, order.on.resume
     if dry:
-        return made(_reference_without_push(registry, engine, image, on_line))
-    validate(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
-    return made(_pushed_reference(registry, engine, image, on_line))
+        if cluster.name == "kubernetes" and not registry:  # a real run reports this itself
+            on_line(ALONE)
+        return cluster.runner_for(image, _reference_without_push(registry, image, on_line), resume)
+    validate(placeholder_runner(cluster, image, resume))
+    return cluster.runner_for(image, _pushed_reference(registry, images, image, on_line), resume)
 
 
 _ZEROS = f"sha256:{0:064}"  # placeholder digest of an image that is not pushed yet
+UNKNOWN_IMAGE = Image(_ZEROS, _ZEROS, (), {}, {}, 0)  # stands for an image that is not built yet
+
+
+def placeholder_runner(cluster: SelectedCluster, image: Image, resume: str | None) -> Scheduled:
+    """Return the runner for an image whose digest in the registry is not known yet, to validate its jobs."""
+    registry = cluster.registry
+    reference = f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None
+    return cluster.runner_for(image, reference, resume)
 
 
 def refuse_selected_gpus(runner: str, request: RunRequest) -> None:
@@ -93,18 +126,18 @@ def _repository(registry: str) -> Repository:
     return Repository(registry_push.parse_repository(registry))
 
 
-def _pushed_reference(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+def _pushed_reference(
+    registry: str | None, images: ImageStore, image: Image, on_line: Callable[[str], None]
+) -> str | None:
     """Push the image if needed and return the name by which a node pulls it from the registry; None without a
     registry."""
     if not registry:
         return None
     place = _repository(registry)
-    return f"{place.reference.repository}@{registry_push.push_from_engine(engine, place, image, on_line)[0].digest}"
+    return f"{place.reference.repository}@{images.push(place, image, on_line).digest}"
 
 
-def _reference_without_push(
-    registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]
-) -> str | None:
+def _reference_without_push(registry: str | None, image: Image, on_line: Callable[[str], None]) -> str | None:
     """Return the name that `_pushed_reference` would return, without pushing. If the registry lacks the image, zeros
     stand for its digest."""
     if not registry:

@@ -20,6 +20,7 @@ from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection
+from envbuild.pipeline.image_stores.image_store import ImageStore
 from envbuild.pipeline.model import SelfTestOrder, StepResult, probe_counts
 from envbuild.pipeline.progress_events import Progress
 from envbuild.pipeline.step_context import StepContext
@@ -48,17 +49,27 @@ def require_gpu(context: StepContext) -> StepResult[None]:
     return StepResult(None, note="the engine has a GPU")
 
 
-def select_runner(context: StepContext, order: SelfTestOrder, image: Image, *, dry: bool = False) -> Runner:
+def select_runner(
+    context: StepContext, images: ImageStore, order: SelfTestOrder, image: Image, *, dry: bool = False
+) -> Runner:
     """Return the runner that will run the self-test. `dry`: only show what it would do."""
 
-    def validate(found: Runner) -> None:
-        """Validate the jobs before the image is pushed."""
-        if isinstance(found, Scheduled):
-            for job in cluster_jobs(order, found):
-                found.script(job)
-
     say = context.progress.say if dry else context.progress.line
-    return runner_selection.runner(order, context.engine, image, say, dry=dry, validate=validate)
+    validate = functools.partial(_validate_jobs, order)  # before the image is pushed
+    return runner_selection.runner(order, images, image, say, dry=dry, validate=validate)
+
+
+def require_valid_jobs(order: SelfTestOrder) -> None:
+    """Raise the errors of the jobs that would be submitted to the selected cluster. Needs no image."""
+    cluster = runner_selection.selected_cluster(order.on, order.loaded.name, order.request)
+    if cluster is not None:
+        found = runner_selection.placeholder_runner(cluster, runner_selection.UNKNOWN_IMAGE, order.on.resume)
+        _validate_jobs(order, found)
+
+
+def _validate_jobs(order: SelfTestOrder, found: Scheduled) -> None:
+    for job in cluster_jobs(order, found):
+        found.script(job)
 
 
 def cluster_jobs(order: SelfTestOrder, runner: Runner) -> list[Job]:
@@ -136,9 +147,9 @@ def write_evidence(
 ) -> StepResult[WrittenEvidence]:
     """Write the run record, a statement that refers to it and, if there is a signer, the signed statement."""
     now = datetime.datetime.now(datetime.UTC)
-    engine = (run.where and run.where.engine) or f"docker {context.engine.version}"
+    engine = (run.where.engine or "unknown") if run.where else f"docker {context.engine.version}"
     wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock)
-    machine = asdict(cpu_memory_and_os.read()) if context.engine.data_folder and not run.where else None
+    machine = asdict(cpu_memory_and_os.read()) if not run.where and context.engine.data_folder else None
     record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)
     file = evidence_statements_and_store.save(record, run.where)
     proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)

@@ -13,6 +13,7 @@ from envbuild.fetch import wheel_resolution_and_download
 from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.pipeline.image_steps import discard_build, load_profile, lock_profile, resolve_profile
+from envbuild.pipeline.image_stores.engine_images import EngineImages
 from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.progress_events import Activity, Event, Listener, Note, StepBegan
 from envbuild.pipeline.selftest_steps import require_gpu, select_runner
@@ -78,7 +79,7 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
     """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
     version = options.pins[hunt.pin]
     context = StepContext(partial(_show_try, listener, version))
-    known = PartialResult(MakeResult(name))
+    images, known = EngineImages(context), PartialResult(MakeResult(name))
     begin = time.monotonic()
     try:
         loaded = context.step("load profile", load_profile, name, options)
@@ -86,13 +87,13 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
         plan = context.step("resolve", resolve_profile, loaded)
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         known.update(lock=lock)
-        built = make_build_and_test.render_and_build(context, loaded, plan, lock, options)
+        built = make_build_and_test.render_and_build(context, images, loaded, plan, lock, options)
         known.update(image=built.image, new_build_records=built.new_build_records)
     except (ProfileError, CheckFailed) as error:
         passed, reason = None, error.message
     else:
         order = SelfTestOrder(loaded, lock.versions, lock.python, options.request)
-        runner = select_runner(context, order, built.image)
+        runner = select_runner(context, images, order, built.image)
         run = make_build_and_test.run_selftest(context, order, runner)
         passed, reason = _outcome(replace(known.value, run=run), hunt)
     finally:

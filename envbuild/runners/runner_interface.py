@@ -65,7 +65,11 @@ def runs_in_container(runner: Runner) -> bool:
 
 @runtime_checkable
 class Scheduled(Runner, Protocol):
-    """A runner that submits the job to a scheduler, as a script or manifests that can be shown."""
+    """A runner that submits the job to a scheduler, as a script or manifests that can be shown. `max_input`: the
+    largest input of a job, in bytes; None: unlimited."""
+
+    @property
+    def max_input(self) -> int | None: ...
 
     def script(self, job: Job, *, brief: bool = False) -> str:
         """Return the text that `run` would submit, without submitting it. `brief`: without the encoded self-test."""

@@ -85,6 +85,7 @@ class Job:
     `image`: the image's digest reference in the engine that runs it. `devices`: the machine's GPUs to use, by index or
     UUID; empty: all GPUs, or, with a scheduler, `count` GPUs of one of `models` (GPU ids). `require`: the probes that
     must pass. `nodes`: the number of nodes that run the job together over a network, each with `count` GPUs.
+    `is_selftest`: False for the collector of an audit.
     """
 
     image: str
@@ -98,6 +99,13 @@ class Job:
     count: int = 1
     require: tuple[str, ...] = ()
     nodes: int = 1
+    is_selftest: bool = True
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a later process can wait for the job on a cluster. The results of other jobs are combined with what
+        only this process knows."""
+        return self.is_selftest and self.nodes == 1
 
 
 _AROUND_BURN = 240  # seconds to create the matrices and to check the last results, added to the time of the burn-in

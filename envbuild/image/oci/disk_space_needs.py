@@ -94,11 +94,11 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 
 
-def require_disk_space(engine: Engine, lock: Lock, compiling: bool = False) -> None:
-    """Raise DiskError, with the numbers, if a disk has no space for the downloads and the image. `compiling`: an
-    extension is compiled first."""
+def require_disk_space(engine: Engine | None, lock: Lock, compiling: bool = False) -> None:
+    """Raise DiskError, with the numbers, if a disk has no space for the downloads and the image. `engine`: the one that
+    receives the image, if any; `compiling`: an extension is compiled first."""
     places = [(user_folders.cache_folder("wheels"), fetched_bytes(lock, compiling))]
-    if engine.data_folder:
+    if engine and engine.data_folder:
         places.append((engine.data_folder, needed_bytes(lock, compiling)))
     for folder, _ in places:
         device = folder.stat().st_dev

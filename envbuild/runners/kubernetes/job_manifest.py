@@ -28,7 +28,7 @@ LATE = 124  # exit code if the self-test exceeded its time limit, as for timeout
 _FETCHING = 900  # seconds to fetch the image, added to the self-test's time limit
 QUEUE = 24 * 60  # minutes to wait for a node, if the setting `queue` is missing
 _KEPT = 3600  # seconds until the cluster removes a finished Job that envbuild did not remove
-_MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap can contain
+MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap can contain
 # A pod's name is 6 characters longer than the Job's, and must fit into a label of at most 63.
 _NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")
 # shareProcessNamespace makes the pause container PID 1. The self-test must not be PID 1, which would survive its own
@@ -66,7 +66,7 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
     require_digest(image)
     if not _NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r}")
-    if len(job.stdin) > _MAX_PAYLOAD:
+    if len(job.stdin) > MAX_PAYLOAD:
         raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap can hold",
                          hint="shorten the profile's own script")  # fmt: skip
     meta = {"name": name, "labels": {LABEL: "envbuild"}}

@@ -38,6 +38,8 @@ class Kubernetes:
     configured; `script` needs no cluster.
     """
 
+    max_input: int | None = job_manifest.MAX_PAYLOAD
+
     def __init__(
         self, site: KubernetesSite, image: Image, reference: str | None, profile: str, resume: str | None = None
     ) -> None:
@@ -71,17 +73,19 @@ class Kubernetes:
             self._submit(cluster, job, config, work, watch)
         try:
             if not self._ticket:
-                watch.say(f"job {cluster.namespace}/{self._name} is submitted; "
-                          f"if this process is lost: --resume {self._name}")  # fmt: skip
+                later = f"; if this process is lost: --resume {self._name}" if job.resumable else ""
+                watch.say(f"job {cluster.namespace}/{self._name} is submitted{later}")
             output = Attempt(cluster, self._site, self._name, job, work, watch).output()
-        except HungUp:
-            raise Interrupted(
-                f"the terminal was closed; job {self._name} continues", hint=f"to wait for it: --resume {self._name}"
-            ) from None
-        except pod_job_and_node_states.Unknown:  # the job may still run
-            raise
-        except BaseException:
-            self._remove(cluster, watch)
+        except BaseException as error:
+            if isinstance(error, HungUp) and job.resumable:
+                raise Interrupted(
+                    f"the terminal was closed; job {self._name} continues",
+                    hint=f"to wait for it: --resume {self._name}",
+                ) from None
+            if not isinstance(error, pod_job_and_node_states.Unknown):
+                self._remove(cluster, watch)
+            elif not job.resumable:  # the job may still run; the cluster removes it
+                error.hint = "when the server answers again: run the command again"
             raise
         self._remove(cluster, watch)
         return output

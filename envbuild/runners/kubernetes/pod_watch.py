@@ -249,7 +249,7 @@ class Attempt:
         if ended.code in (0, 5) and not self._whole(stdout):
             if self._lasts("cut", True) < GRACE / 3:  # the last lines of the log may still arrive
                 return None
-            raise self._truncated(pod, "the end of the self-test's output is missing")
+            raise self._truncated(pod, "the end of its output is missing")
         for lack in job_manifest.UNCONFINED:
             self._watch.say(f"less confined than a container on this machine: {lack}")
         return RawOutput(
@@ -274,12 +274,15 @@ class Attempt:
         )
 
     def _whole(self, stdout: bytes) -> bool:
-        """Whether the log contains the last frame of the run, and all lines that were forwarded before."""
+        """Whether the log contains the last frame of the run, and all lines that were forwarded before. The collector
+        of an audit writes a single frame."""
         if len(stdout) > MAX_STDOUT:
             return True
         frames = (output_judge.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
         lost = stdout.count(b"\n") < self._given
-        return not lost and any(frame and frame[1].get("kind") == "end" for frame in frames)
+        return not lost and any(
+            frame and (frame[1].get("kind") == "end" or not self._job.is_selftest) for frame in frames
+        )
 
     def _late(self, pod: Pod) -> EnvbuildError:
         return RunnerError(

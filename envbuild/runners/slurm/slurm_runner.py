@@ -47,6 +47,8 @@ class Slurm:
     are missing.
     """
 
+    max_input: int | None = None
+
     def __init__(
         self,
         site: SlurmSite,
@@ -81,19 +83,19 @@ class Slurm:
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Implements Runner.run. If the terminal is closed, a job on one node continues, and Interrupted is raised with
-        the command that resumes it. A job on several nodes is cancelled instead: its results would be joined with those
-        of another job, which are lost with this process."""
+        """Implements Runner.run. If the terminal is closed, a resumable job continues, and Interrupted is raised with
+        the command that resumes it. Other jobs are cancelled."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
-            if job.nodes > 1:
-                watch.say(f"job {ticket.job} is submitted, on {job.nodes} nodes")
+            if not job.resumable:
+                where = f", on {job.nodes} nodes" if job.nodes > 1 else ""
+                watch.say(f"job {ticket.job} is submitted{where}")
             elif not self._ticket:
                 watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
             attempt, outcome = self._wait(ticket, job, watch)
             output = self._output(job, attempt, outcome, watch)
         except KeyboardInterrupt as end:
-            if isinstance(end, HungUp) and job.nodes == 1:
+            if isinstance(end, HungUp) and job.resumable:
                 raise Interrupted(
                     f"the terminal was closed; job {ticket.job} continues",
                     hint=f"to wait for it: --resume {ticket.job}",
@@ -102,7 +104,7 @@ class Slurm:
             _forget(ticket.name, Path(ticket.place))
             raise
         except EnvbuildError as error:
-            if isinstance(error, _Unknown | ProcessMissing) and job.nodes == 1:
+            if isinstance(error, _Unknown | ProcessMissing) and job.resumable:
                 raise
             _forget(ticket.name, Path(ticket.place))
             raise
@@ -187,7 +189,7 @@ class Slurm:
                     f"Slurm's controller no longer answers: the state of job {ticket.job} is unknown",
                     ending="unknown",
                     hint=f"when it answers again: --resume {ticket.job}"
-                    if job.nodes == 1
+                    if job.resumable
                     else "the job ends, because its folder was removed: run the command again",
                 )
             time.sleep(POLL)
@@ -258,8 +260,8 @@ class _NotTaken(RunnerError):
 
 
 class _Unknown(RunnerError):
-    """The state of the job is unknown, and it may still be running. The folder and the ticket of a job on one node are
-    kept, so that it can be resumed."""
+    """The state of the job is unknown, and it may still be running. The folder and the ticket of a resumable job are
+    kept."""
 
 
 def _ask(job: str) -> tuple[bool, Seen | None]:

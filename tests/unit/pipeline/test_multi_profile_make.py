@@ -25,6 +25,7 @@ from envbuild.pipeline.progress_events import (
     StepBegan,
     StepEnded,
 )
+from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
@@ -125,8 +126,8 @@ class Children:
         judged = judge_proof(loaded.profile.gpus, loaded.profile.gpu_count, machine, None, proved=False)
         proof, reasons = self.provability.get(loaded.name, judged if judged[0] == "impossible" else ("proved", ()))
         gpus = tuple(loaded.profile.gpus)
-        return Preflight(loaded.name, options.line_reason, gpus, 1, "local", (), None, None, True, 0, 0, False, 1.0,
-                         loaded.name, proof, reasons)  # fmt: skip
+        return Preflight(loaded.name, options.line_reason, gpus, 1, "local", None, (), None, None, True, 0, 0, False,
+                         1.0, loaded.name, proof, reasons)  # fmt: skip
 
     def options(self, name: str, verb: str) -> list[str]:
         (found,) = [words[1:-2] for words in self.commands if (words[-1], words[0]) == (name, verb)]
@@ -140,7 +141,7 @@ MADE: dict[str, Any] = plain(MakeResult("").document())  # every key
 def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Children]:
     found = Children()
     monkeypatch.setattr(multi_profile_make, "run", found)
-    monkeypatch.setattr(multi_profile_make, "Engine", lambda: SimpleNamespace(info={"NCPU": 8, "MemTotal": 1 << 40}))
+    monkeypatch.setattr(StepContext, "engine", SimpleNamespace(cpus=8, memory_bytes=1 << 40))
     monkeypatch.setattr(preflight_steps, "examine", found.examine)
     for name in ("a", "b", "c"):
         write_profile(project, PROFILE, name)
@@ -291,7 +292,7 @@ def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
 def test_self_tests_take_turns(
     children: Children, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], cpus: int, memory: int, most: int
 ) -> None:
-    monkeypatch.setattr(multi_profile_make, "Engine", lambda: SimpleNamespace(info={"NCPU": cpus, "MemTotal": memory}))
+    monkeypatch.setattr(StepContext, "engine", SimpleNamespace(cpus=cpus, memory_bytes=memory))
     assert envbuild("make", *names).code == 0
     assert children.most <= most
     if most == 1:

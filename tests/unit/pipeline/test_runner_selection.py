@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from envbuild.image import build_records, registry_push
-from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.pipeline import make_build_and_test, runner_selection, selftest_steps
+from envbuild.pipeline.image_stores.engine_images import EngineImages
 from envbuild.pipeline.model import RunnerOptions, SelfTestOrder
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -50,8 +50,12 @@ def order(on: RunnerOptions, request: RunRequest | None = None) -> SelfTestOrder
     return SelfTestOrder(loaded, {}, "3.11", request or RunRequest(), on)
 
 
+# An engine that can do nothing.
+ENGINE = EngineImages(cast(StepContext, SimpleNamespace(engine=object())))
+
+
 def runner(on: RunnerOptions, request: RunRequest | None = None) -> Any:
-    return runner_selection.runner(order(on, request), cast(Engine, object()), image_of(), lambda line: None)
+    return runner_selection.runner(order(on, request), ENGINE, image_of(), lambda line: None)
 
 
 def test_the_command_line_goes_before_the_settings() -> None:
@@ -175,7 +179,7 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
 ) -> None:
     found: list[SelfTestOrder] = []
 
-    def select(context: object, wanted: SelfTestOrder, *_: object, **__: object) -> None:
+    def select(context: object, images: object, wanted: SelfTestOrder, *_: object, **__: object) -> None:
         found.append(wanted)
         raise UsageError("seen")
 
@@ -184,7 +188,8 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
     monkeypatch.setattr(make_build_and_test, "_locked_and_image", lambda *_: known)
     monkeypatch.setattr(build_records, "all_records", lambda *_: [object()])
     monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda *_: True)
-    monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
+    monkeypatch.setattr(selftest_steps, "tags_of", lambda *_: ())
+    monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(make_build_and_test, "select_runner", select)
     done = envbuild(*words, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
     assert (done.code, [wanted.request.gpus for wanted in found]) == (2, [("0", "1")]), done.stderr
@@ -267,13 +272,13 @@ def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> 
     if there:
         registry.manifests[f"id-{image.id[7:]}"] = (oci_types.MANIFEST, raw)
     wanted = order(RunnerOptions(name, {name: {"registry": f"{registry.host}/team/x"}}))
-    made = runner_selection.runner(wanted, cast(Engine, object()), image, messages.append, dry=True)
+    made = runner_selection.runner(wanted, ENGINE, image, messages.append, dry=True)
     digest = oci_types.digest_of(raw) if there else f"sha256:{'0' * 64}"
     assert made.image == f"{registry.host}/team/x@{digest}"
     assert any("zeros stand for its digest" in text for text in messages) != there
     if not there:
         with pytest.raises(AttributeError):  # otherwise the engine would push
-            runner_selection.runner(wanted, cast(Engine, object()), image, messages.append)
+            runner_selection.runner(wanted, ENGINE, image, messages.append)
 
 
 @pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
@@ -290,7 +295,7 @@ def test_a_refusal_comes_before_the_push(
     monkeypatch.setattr(make_build_and_test, "existing", lambda *_: (locked, image_of()))
     monkeypatch.setattr(build_records, "all_records", lambda *_: [object()])
     monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda *_: True)
-    monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
+    monkeypatch.setattr(selftest_steps, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "push_from_engine", lambda *arguments: pushed.append(arguments))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
@@ -309,7 +314,7 @@ def test_an_image_that_no_node_pulls_is_reported(
     monkeypatch.setattr(
         runner_selection, "_pushed_reference", lambda place, *_: f"r/x@{image_of().id}" if place else None
     )
-    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=dry)
+    made = runner_selection.runner(wanted, ENGINE, image_of(), messages.append, dry=dry)
     if not dry:
 
         def unreachable(*_: object) -> None:
@@ -324,7 +329,7 @@ def test_an_image_that_no_node_pulls_is_reported(
 def test_a_dry_run_works_without_a_registry() -> None:
     messages: list[str] = []
     wanted = order(RunnerOptions("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
-    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=True)
+    made = runner_selection.runner(wanted, ENGINE, image_of(), messages.append, dry=True)
     assert "@sha256:000" in made.image and "did not answer" in messages[0]
 
 
