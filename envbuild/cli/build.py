@@ -40,6 +40,9 @@ def command(
 ) -> None:
     """Build the image of each profile, and tag it with the id of its lock. Run no self-test, and write no evidence.
 
+    If no engine answers, the layers are only written: the image is neither loaded nor audited, and its digest is shown
+    (exit 0).
+
     To test the image afterwards: envbuild test NAME --record.
 
     Example: envbuild build cpu

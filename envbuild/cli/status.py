@@ -13,11 +13,12 @@ from envbuild.evidence import environment_measurement_and_differences, image_sta
 from envbuild.evidence.image_status import Status, StatusDocument
 from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
 from envbuild.fetch import index_config
-from envbuild.image.docker_engine import Engine
+from envbuild.image.docker_engine import Engine, UnusableEngine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins, wheel_file_hashes_and_contents
 from envbuild.lock.outdated_pins import Outdated
 from envbuild.profile import profile_and_lock_name_lookup
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.runners import host_runner
 from envbuild.util.errors import (
@@ -71,7 +72,8 @@ class OutdatedPins:
 @json_option
 def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_json: bool) -> None:
     """Show whether the images of the named profiles, or of all profiles, are verified. Each line ends with the next
-    command to run. The state is computed from lock, image and evidence each time.
+    command to run. The state is computed from lock, image and evidence each time. If no engine answers, the build
+    records replace the images of the engine, and tags are not checked.
 
     For an image in a registry, use verify; for what an environment contains, audit.
 
@@ -98,7 +100,7 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
 
     def status(name: str) -> StatusDocument:
         loaded = profile_reader_and_overrides.load(name)
-        found = image_status.compute(Engine(), loaded)
+        found = _compute(_engine(), loaded)
         if not as_json:
             click.echo(_line(found))
         if found.state == VERIFIED:
@@ -144,7 +146,7 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
 
 
 def _all(as_json: bool) -> None:
-    engine = Engine()
+    engine = _engine()
     rows = [_row(engine, name) for name in profile_and_lock_name_lookup.profile_names()]
     if as_json:
         emit({"profiles": [document for document, _ in rows]})
@@ -153,10 +155,24 @@ def _all(as_json: bool) -> None:
         click.echo(line)
 
 
-def _row(engine: Engine, name: str) -> tuple[StatusDocument, str]:
+def _engine() -> Engine | None:
+    """Return the engine; None, after a note, if none answers."""
+    try:
+        return Engine()
+    except UnusableEngine as error:
+        note = f"note: {error.message}: the status is computed from build records and evidence, without tags"
+        click.echo(printable(note), err=True)
+        return None
+
+
+def _compute(engine: Engine | None, loaded: LoadedProfile) -> Status:
+    return image_status.compute(engine, loaded) if engine else image_status.compute_without_engine(loaded)
+
+
+def _row(engine: Engine | None, name: str) -> tuple[StatusDocument, str]:
     """Return a profile's document and its line."""
     try:
-        found = image_status.compute(engine, profile_reader_and_overrides.load(name))
+        found = _compute(engine, profile_reader_and_overrides.load(name))
     except (ProfileError, LockError) as error:
         command, why = f"envbuild show {name}", (Reason("profile", error.message),)
         document = StatusDocument(name, "invalid", why, command, None, None, (), None, (), None, ())

@@ -27,7 +27,8 @@ TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
 class StatusDocument:
     """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the state of
     the tag `verified`: correct; missing; moved: by hand; unknown: set by another user or machine; outdated: it names a
-    different image."""
+    different image; null: no engine answers. Without an engine, `image` is one of which the state folder has a build
+    record."""
 
     profile: str
     state: ImageState
@@ -45,7 +46,7 @@ class StatusDocument:
 @dataclass(frozen=True)
 class Status:
     """The status of an image. `reasons`: why it is not verified; `next`: the command to type next; `stale`: the parts
-    of the lock that no longer match the profile."""
+    of the lock that no longer match the profile; `tag`: None if no engine answers."""
 
     name: str
     state: ImageState
@@ -54,7 +55,7 @@ class Status:
     stale: tuple[str, ...]
     image: Image | None
     tags: tuple[str, ...]
-    tag: TagState
+    tag: TagState | None
     proofs: tuple[Proof, ...]
     next: str
 
@@ -81,14 +82,42 @@ class Status:
 def compute(engine: Engine, loaded: LoadedProfile) -> Status:
     """Compute the status of a profile's image, for the lock on disk. Raises ProfileError or LockError if the profile or
     the lock is invalid."""
+    return status_of(engine, loaded, *_lock_on_disk(loaded))
+
+
+def _lock_on_disk(loaded: LoadedProfile) -> tuple[Lock | None, list[str]]:
+    """Return the lock, and its parts that no longer match the profile."""
     plan = plan_resolver.resolve(loaded)
     locked = lock_file.read(loaded.known_lock)
     if locked is None:
-        return status_of(engine, loaded, None, [])
+        return None, []
     stale = locked.stale(plan)
     if not stale:
         plan_resolver.as_locked(plan, locked.versions)
-    return status_of(engine, loaded, locked, stale)
+    return locked, stale
+
+
+def compute_without_engine(loaded: LoadedProfile) -> Status:
+    """Compute the status of a profile's image from the lock, the build records and the evidence alone. Tags are not
+    checked. Of several images of the lock, a verified one counts first. Raises what `compute` raises."""
+    locked, stale = _lock_on_disk(loaded)
+    name, found = loaded.name, lock_image_lookup_and_recipe.matching_records(locked) if locked else []
+    proved = [
+        (record, profile_proofs_and_image_states.proofs_of(record.image, name, loaded.profile, locked))
+        for record in found
+        if locked
+    ]
+    proved.sort(key=lambda one: sum(proof.state != "proved" for proof in one[1]))
+    record, proofs = proved[0] if proved else (None, ())
+    image = lock_image_lookup_and_recipe.recorded_image(record) if record else None
+    built = image is not None
+    reasons = profile_proofs_and_image_states.reasons_not_verified(name, locked, stale, proofs, built=built)
+    state: ImageState = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
+    command = profile_proofs_and_image_states.next_command(state, loaded, proofs)
+    if state == "verified":  # the next command would need an engine
+        command = f"envbuild push {loaded.known} HOST/NAME"
+    lock_id = locked.id if locked else None
+    return Status(name, state, tuple(reasons), lock_id, tuple(stale), image, (), None, proofs, command)
 
 
 def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale: list[str]) -> Status:

@@ -8,6 +8,7 @@ known so far; if a step raises an error, the error carries them.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,13 +147,18 @@ def _write_image(context: StepContext, recipe: Recipe, options: Options, error: 
     loaded, lock = recipe.loaded, recipe.lock
     context.step("render", render_dockerfile, loaded, lock, options)
     written, _ = registry_images.write_image(context, recipe, no_cache=options.no_cache)
-    context.note(
-        f"{error.message}: the image was not loaded and not audited; its manifest is {written.manifest.digest}. To go "
-        f"on without an engine: envbuild export oci {loaded.known} FOLDER, or, with a cluster and its registry in the "
-        f"settings, envbuild make {loaded.known}"
-    )
+    if process_locks.PARALLEL not in os.environ:  # otherwise the next process of `make A B` uploads the image
+        context.note(_not_loaded(error, loaded, written.manifest.digest))
     layers = tuple(one.diff_id for one in written.layers)
     return Image(written.id, written.manifest.digest, layers, {}, {}, written.size)
+
+
+def _not_loaded(error: UnusableEngine, loaded: LoadedProfile, digest: str) -> str:
+    return (
+        f"{error.message}: the image was not loaded and not audited; its manifest is {digest}. To go on without an "
+        f"engine: envbuild export oci {loaded.known} FOLDER, or, with a cluster and its registry in the settings, "
+        f"envbuild make {loaded.known}"
+    )
 
 
 def render_and_build(
@@ -359,8 +365,8 @@ def existing(
 def _locked_and_image(
     context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None
 ) -> tuple[Lock, Image | None]:
-    """Like `existing`, but the image is None if there is none that this envbuild would build from the lock. A missing
-    `reference` still raises EngineError."""
+    """Like `existing`, but the image is None if the image that this envbuild would build from the lock does not exist. A
+    missing `reference` still raises EngineError."""
     lock = _current_lock(context, loaded)
     if reference is not None:
         return lock, images.engine.get(reference)

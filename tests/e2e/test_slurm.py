@@ -4,6 +4,7 @@ can fail."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +27,8 @@ from envbuild.util.errors import NetworkError, NotProved
 
 from .broken import Workshop
 from .cluster import NODES, Cluster
+from .registries import Registry
+from .site import NO_ENGINE
 from .support import Proved, Running, docker, handle, recorded, until
 
 # Stands in for an engine that has the requested GPU, because this one has none.
@@ -122,6 +125,57 @@ def test_an_image_is_verified_through_slurm(place: Place) -> None:
     assert where["image"] == place.quick.id and record["machine"] is None
     assert f"job {where['job']}: running on {where['node']}" in done.stderr
     assert place.left() == []
+
+
+@pytest.fixture
+def remote(place: Place, registry: Registry) -> Iterator[str]:
+    """Let the place have no engine, no build record and no evidence, and let the nodes pull from a registry. Returns
+    the name of the repository."""
+    name = f"{registry.host}/cluster/{place.quick.name}"
+    program = place.shared / "docker-that-is-logged-in"
+    place.shared.mkdir()
+    program.write_text(f'#!/bin/sh\nexec docker --config {registry.login} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    slurm = {"folder": str(place.shared / "jobs"), "grace": 3, "registry": name, "program": str(program)}
+    config = place.project.config / "envbuild" / "config.yaml"
+    config.write_text(yaml.safe_dump({"on": "slurm", "slurm": slurm}), encoding="utf-8")
+    for kind in ("builds", "evidence"):
+        shutil.rmtree(place.project.state / "envbuild" / kind)
+    place.project = place.project.with_env(DOCKER_CONFIG=str(registry.login), **NO_ENGINE)
+    yield name
+    for pulled in docker("image", "ls", "--digests", "--format", "{{.Repository}}@{{.Digest}}", name).split():
+        docker("image", "rm", pulled)
+
+
+def test_an_image_is_made_and_verified_without_an_engine(place: Place, remote: str) -> None:
+    """It has the same id as the image in the engine. The nodes' engine pulls it from the registry."""
+    before = docker("image", "ls", "--quiet", f"envbuild/{place.quick.name}")
+    built = place.start("build").finish(600)
+    assert (built.code, built.document["state"], built.document["image"]) == (0, "written", place.quick.id), built.words
+    done = place.start("make").finish(900)
+    assert (done.code, done.document["state"], done.document["image"]) == (0, "verified", place.quick.id), done.words
+    names = [step["name"] for step in done.document["steps"]]
+    assert names[-5:] == ["build", "push", "audit", "self-test", "evidence"]
+    assert done.document["tags"] == [f"{remote}:id-{place.quick.id[7:]}"]
+    _, where = recorded(Path(done.document["statement"]))
+    assert where["node"] in NODES and where["image"].startswith(f"{remote}@sha256:")
+    again = place.start("make").finish(120)
+    assert (again.code, again.document["state"], again.document["statement"]) == (0, "verified", None), again.words
+    assert place.start("status").finish(120).document["state"] == "verified"
+    assert docker("image", "ls", "--quiet", f"envbuild/{place.quick.name}") == before, "no tag of this engine changed"
+    assert list((place.shared / "jobs").glob("*")) == []
+
+
+def test_a_record_without_an_engine_is_resumed(place: Place, remote: str) -> None:
+    """Only the self-test can be resumed: the audit before it has ended."""
+    begun = place.start("test", "--record")
+    begun.says("--resume", 600)
+    job = begun.stderr.partition("--resume ")[2].split()[0]
+    begun.says("running on", 120)
+    begun.kill()
+    done = place.start("test", "--record", "--resume", job).finish(300)
+    assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
+    assert "audit" not in [step["name"] for step in done.document["steps"]]
 
 
 def test_a_lost_waiting_process_is_resumed(place: Place) -> None:

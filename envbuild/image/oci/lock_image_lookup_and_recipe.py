@@ -139,6 +139,11 @@ def older_image(engine: Engine, lock: Lock) -> Image | None:
     return next(_images(engine, (record for record in records if not matches(record, lock))), None)
 
 
+def recorded_image(record: Record) -> Image:
+    """Return the image of a build record. Its labels, environment and size are not known without an engine."""
+    return Image(record.image, record.digest or record.handle, record.layers, {}, {}, 0)
+
+
 def _images(engine: Engine, records: Iterable[Record]) -> Iterator[Image]:
     for record in records:
         image = engine.find(record.handle)

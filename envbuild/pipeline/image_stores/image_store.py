@@ -27,7 +27,7 @@ class ImageStore(Protocol):
         ...
 
     def find(self, lock: Lock) -> Image | None:
-        """Return the audited image of a lock, or None if there is none."""
+        """Return the audited image of a lock, or None."""
         ...
 
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:

@@ -51,7 +51,8 @@ class RegistryImages:
         return self._context.engine
 
     def find(self, lock: Lock) -> Image | None:
-        return next(map(_recorded_image, lock_image_lookup_and_recipe.matching_records(lock)), None)
+        records = lock_image_lookup_and_recipe.matching_records(lock)
+        return next(map(lock_image_lookup_and_recipe.recorded_image, records), None)
 
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
         """Runs those of the steps "build", "push" and "audit" that are needed. Raises BuildError before the upload if
@@ -63,7 +64,7 @@ class RegistryImages:
         written, compiled = write_image(context, recipe, no_cache=no_cache)
         manifest = context.step("push", self._upload, lock, written)
         record = lock_image_lookup_and_recipe.written_record(lock, written, manifest.digest, compiled)
-        image = _recorded_image(record)
+        image = lock_image_lookup_and_recipe.recorded_image(record)
         if audited is not None and audited.id == image.id:
             return BuiltImage(image, tags=self._tags(image))
         return context.step("audit", self._audit, recipe, image, self._reference(manifest), record)
@@ -122,7 +123,3 @@ class RegistryImages:
 
     def _tags(self, image: Image) -> tuple[str, ...]:
         return (f"{self._place.reference.repository}:{registry_push.id_tag(image.id)}",)
-
-
-def _recorded_image(record: Record) -> Image:
-    return Image(record.image, record.digest or record.handle, record.layers, {}, {}, 0)

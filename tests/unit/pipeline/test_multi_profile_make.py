@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.image.docker_engine import UnusableEngine
 from envbuild.pipeline import multi_profile_make, preflight_steps, progress_events
 from envbuild.pipeline.model import MakeResult, Options
 from envbuild.pipeline.preflight_report import Preflight, ProofMachine, Provability, judge_proof
@@ -28,12 +29,12 @@ from envbuild.pipeline.progress_events import (
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util import process_locks
-from envbuild.util.errors import Interrupted
+from envbuild.util.errors import EngineError, Interrupted
 from envbuild.util.host_processes import Completed
 from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, ended_probe
-from unit.support import PROFILE, envbuild, write_profile
+from unit.support import PROFILE, configure, envbuild, write_profile
 
 GPU = {"extends": "h20"}
 CONCURRENT = {process_locks.PARALLEL: "1"}
@@ -148,6 +149,18 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
     for name in ("gpu-a", "gpu-b", "gpu-c"):
         write_profile(project, GPU, name)
     yield found
+
+
+def test_a_cluster_with_a_registry_needs_no_engine(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(context: StepContext) -> None:
+        raise UnusableEngine("no Docker Engine answers")
+
+    monkeypatch.setattr(StepContext, "engine", property(connect))
+    refused = envbuild("make", "a", "b")
+    assert refused.code == EngineError.code and children.commands == []
+    configure("on: slurm\nslurm: {registry: registry.example/team/x}\n")
+    assert envbuild("make", "a", "b").code == 0
+    assert sorted(words[0] for words in children.commands) == ["build", "build", "make", "make"]
 
 
 def failure(code: int, kind: str, message: str) -> Completed:

@@ -30,6 +30,7 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.runners.kubernetes import pod_watch
 from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
 from envbuild.runners.slurm import slurm_runner
+from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EngineError, HungUp, Interrupted, NetworkError, UsageError
 from unit.evidence.runs import NONCE, documents, line, lines, probe
 from unit.image.oci.layered_samples import sample, written
@@ -376,6 +377,30 @@ def test_hashes_that_do_not_fit_are_left_out(place: Place, monkeypatch: pytest.M
     assert done.code == 0, done.stderr
     assert ("compares files with RECORD" in done.stderr) is (place.nodes.name == "kubernetes")
     assert Kubernetes.max_input == 1 << 20
+
+
+def test_status_needs_no_engine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such.sock")
+    assert envbuild("status", "sample").code == BuildError.code
+    place.make()
+    done = envbuild("status", "sample", "--json")
+    assert (done.code, done.document["state"], done.document["image"]) == (0, "verified", written().id), done.stderr
+    assert (done.document["tags"], done.document["tag"]) == ([], None)
+    assert done.document["next_command"] == "envbuild push sample HOST/NAME"
+    assert "no Docker Engine answers" in done.stderr and "without tags" in done.stderr
+    (every,) = [row for row in envbuild("status", "--json").document["profiles"] if row["profile"] == "sample"]
+    assert every == done.document
+    assert envbuild("show", "sample", "--json").document["state"] == "verified"
+    place.nodes.test_gives(probe("env.libs", "failed"))
+    place.prove()
+    assert envbuild("status", "sample").code == CheckFailed.code
+
+
+def test_several_profiles_are_made_without_an_engine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`build` runs first for each profile; its note is left out, because `make` uploads the image afterwards."""
+    monkeypatch.setenv(process_locks.PARALLEL, "1")
+    assert envbuild("build", "sample", "--json").document["notes"] == []
+    assert place.make().document["state"] == "verified"
 
 
 def test_build_finds_the_image_of_the_lock(place: Place) -> None:

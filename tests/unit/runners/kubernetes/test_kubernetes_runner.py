@@ -610,3 +610,23 @@ def test_a_pod_of_another_shape_has_not_ended(hostile: Object) -> None:
 def test_two_jobs_of_one_image_have_names_of_their_own() -> None:
     names = {Kubernetes(SITE, IMAGE, REFERENCE, "cpu").script(JOB).split("name: ")[1].split()[0] for _ in range(2)}
     assert len(names) == 2
+
+
+def test_a_job_that_is_not_a_self_test_ends_with_the_terminal(place: Place) -> None:
+    """Its result is of no use to a later process."""
+    audit = dataclasses.replace(JOB, is_selftest=False)
+
+    def line(_: bytes) -> None:
+        raise HungUp
+
+    with pytest.raises(HungUp):
+        place.run(audit, watch=Watch(line, place.notes.append))
+    assert place.server.stored == {}
+    assert place.notes[0].endswith("is submitted")
+
+
+def test_a_lost_api_server_is_no_reason_to_resume_another_job(place: Place) -> None:
+    place.server.refuse = {("GET", "/pods"): (503, "no")}
+    with pytest.raises(pod_job_and_node_states.Unknown) as caught:
+        place.run(dataclasses.replace(JOB, is_selftest=False))
+    assert "--resume" not in str(caught.value.hint)

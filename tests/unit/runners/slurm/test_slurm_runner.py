@@ -611,3 +611,17 @@ def test_a_damaged_ticket_is_ignored(stub: Stub) -> None:
     for job in ("9", "../9", "x"):
         with pytest.raises(UsageError):
             stub.run(resume=job)
+
+
+def test_a_job_that_is_not_a_self_test_ends_with_the_terminal(stub: Stub) -> None:
+    """Its result is of no use to a later process."""
+    stub.hang()
+    audit = dataclasses.replace(JOB, is_selftest=False)
+
+    def line(_: bytes) -> None:
+        raise HungUp
+
+    with pytest.raises(HungUp):
+        Slurm(SlurmSite(folder=str(stub.shared)), IMAGE, None, "sample").run(audit, Watch(line, stub.notes.append))
+    assert stub.recorded("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+    assert stub.notes[0] == "job 42 is submitted"
