@@ -365,7 +365,7 @@ def existing(
 def _locked_and_image(
     context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None
 ) -> tuple[Lock, Image | None]:
-    """Like `existing`, but the image is None if the image that this envbuild would build from the lock does not exist. A
+    """Like `existing`, but return None if the image that this envbuild would build from the lock does not exist. A
     missing `reference` still raises EngineError."""
     lock = _current_lock(context, loaded)
     if reference is not None:

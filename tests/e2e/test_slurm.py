@@ -148,7 +148,8 @@ def remote(place: Place, registry: Registry) -> Iterator[str]:
 
 
 def test_an_image_is_made_and_verified_without_an_engine(place: Place, remote: str) -> None:
-    """It has the same id as the image in the engine. The nodes' engine pulls it from the registry."""
+    """It has the same id as the image in the engine. The nodes' engine pulls it from the registry. Then it is published
+    with its evidence."""
     before = docker("image", "ls", "--quiet", f"envbuild/{place.quick.name}")
     built = place.start("build").finish(600)
     assert (built.code, built.document["state"], built.document["image"]) == (0, "written", place.quick.id), built.words
@@ -164,14 +165,15 @@ def test_an_image_is_made_and_verified_without_an_engine(place: Place, remote: s
     assert place.start("status").finish(120).document["state"] == "verified"
     assert docker("image", "ls", "--quiet", f"envbuild/{place.quick.name}") == before, "no tag of this engine changed"
     assert list((place.shared / "jobs").glob("*")) == []
+    pushed = place.start("push", f"{remote}-pushed", "--unsigned").finish(600)
+    assert (pushed.code, pushed.document["image"]) == (0, place.quick.id), pushed.words
 
 
 def test_a_record_without_an_engine_is_resumed(place: Place, remote: str) -> None:
     """Only the self-test can be resumed: the audit before it has ended."""
     begun = place.start("test", "--record")
-    begun.says("--resume", 600)
+    begun.says("--resume", 900)
     job = begun.stderr.partition("--resume ")[2].split()[0]
-    begun.says("running on", 120)
     begun.kill()
     done = place.start("test", "--record", "--resume", job).finish(300)
     assert (done.code, done.document["state"]) == (0, "verified"), done.stderr

@@ -407,6 +407,20 @@ def test_the_lock_on_disk_is_what_counts(world: World) -> None:
     assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.loaded).details
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_without_an_engine_a_verified_image_counts_first(world: World, which: int) -> None:
+    """Two engines may have different images of one lock, for example with an extension that was compiled twice."""
+    assert image_status.compute_without_engine(world.loaded).lock is None
+    lock_file.write(world.lock, world.loaded.lock_file, "sample")
+    assert image_status.compute_without_engine(world.loaded).state == "missing"
+    images = [world.built(image_of(name)) for name in ("one", "other")]
+    found = image_status.compute_without_engine(world.loaded)
+    assert (found.state, found.tag, found.tags) == ("unverified", None, ())
+    world.proved(images[which])
+    found = image_status.compute_without_engine(world.loaded)
+    assert (found.state, found.image and found.image.id) == ("verified", images[which].id)
+
+
 def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
     monkeypatch.setattr(profile_and_lock_name_lookup, "profile_names", lambda: ["broken", "sample"])

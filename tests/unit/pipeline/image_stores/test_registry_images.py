@@ -54,7 +54,7 @@ run)
     ;;
 esac
 """
-CONTENTS = {
+CONTENTS: dict[str, Any] = {
     "python": {"version": "3.11.2", "executable": "/opt/venv/bin/python", "prefix": "/opt/venv", "markers": {}},
     "distributions": [], "torch": None, "libraries": [], "order": None, "apex": None, "variables": {}, "compat": [],
     "machine": {"gpus": [], "driver": None}, "cut": False, "seconds": {},
@@ -125,7 +125,8 @@ def _kind(config: apiserver.Object) -> str:
 
 
 def _nonce(config: apiserver.Object) -> bytes:
-    return re.findall(rb'"nonce": "([0-9a-f]+)"', _input(config))[-1]
+    nonces: list[bytes] = re.findall(rb'"nonce": "([0-9a-f]+)"', _input(config))
+    return nonces[-1]
 
 
 class NoEngine:
@@ -226,8 +227,10 @@ def test_an_image_is_uploaded_audited_and_proved(place: Place) -> None:
     assert "verified" not in place.registry.manifests, "without its evidence"
     assert [(one.image, one.digest) for one in records()] == [(written().id, written().manifest.digest)]
     ((_, record),) = evidence_statements_and_store.stored(written().id)
-    assert (record.engine, record.machine) == (place.nodes.engine, None)
-    assert record.where and record.where.runner == place.nodes.name
+    stored = json.loads(record.encoded)
+    assert (stored["engine"], stored["machine"], stored["where"]["runner"]) == (
+        place.nodes.engine, None, place.nodes.name,
+    )  # fmt: skip
     assert f"envbuild push sample {place.repository}" in document["notes"][-1]
     assert f"it is uploaded to {place.repository}, and audited and tested on {place.nodes.name}" in done.stderr
 
