@@ -72,7 +72,7 @@ class OutdatedPins:
 @json_option
 def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_json: bool) -> None:
     """Show whether the images of the named profiles, or of all profiles, are verified. Each line ends with the next
-    command to run. The state is computed from lock, image and evidence each time. If no engine answers, the build
+    command to run. The state is computed from lock, image and evidence each time. If no engine can be used, the build
     records replace the images of the engine, and tags are not checked.
 
     For an image in a registry, use verify; for what an environment contains, audit.

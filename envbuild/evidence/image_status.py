@@ -27,8 +27,8 @@ TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
 class StatusDocument:
     """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the state of
     the tag `verified`: correct; missing; moved: by hand; unknown: set by another user or machine; outdated: it names a
-    different image; null: no engine answers. Without an engine, `image` is one of which the state folder has a build
-    record."""
+    different image; null: no engine can be used. Without an engine, `image` is one of which the state folder has a
+    build record."""
 
     profile: str
     state: ImageState
@@ -46,7 +46,7 @@ class StatusDocument:
 @dataclass(frozen=True)
 class Status:
     """The status of an image. `reasons`: why it is not verified; `next`: the command to type next; `stale`: the parts
-    of the lock that no longer match the profile; `tag`: None if no engine answers."""
+    of the lock that no longer match the profile; `tag`: None if no engine can be used."""
 
     name: str
     state: ImageState

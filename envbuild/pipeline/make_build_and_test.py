@@ -352,7 +352,7 @@ def existing(
     lock, image = _locked_and_image(context, images, loaded, reference)
     if image is None and images.registry:
         raise BuildError(
-            f"no engine answers, and no image of {loaded.name} was uploaded to {images.registry} and audited",
+            f"no engine can be used, and no image of {loaded.name} was uploaded to {images.registry} and audited",
             hint=f"run: envbuild make {loaded.known}, or: envbuild test {loaded.known} --record",
         )
     if image is None:

@@ -131,11 +131,10 @@ class StepRow:
 class MakeDocument:
     """The document of `make`, `build` and `test --record`. `state`: `built` if evidence was not checked; `written` if
     `build` found no engine: then `image` is the one that the lock gives, not loaded and not audited. `tags`: those in
-    the engine, or in the registry of a cluster if no engine answers. `statement`: the file of the evidence that this
-    run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
-    those of the audit, if they refused the image. `reasons`: why the image is not proved, apart from failures. Their
-    ids are those of `make --dry-run`, `skipped` (a probe was skipped) and `evidence` (a GPU model has no current
-    evidence)."""
+    the engine, or in the registry of a cluster if no engine can be used. `statement`: the file of the evidence that
+    this run wrote; `signed_statement`: its signed form, if a key is set. `findings`: those of the audit, if they
+    refused the image. `reasons`: why the image is not proved, apart from failures. Their ids are those of `make
+    --dry-run`, `skipped` (a probe was skipped) and `evidence` (a GPU model has no current evidence)."""
 
     profile: str
     state: MakeState

@@ -35,8 +35,8 @@ class ProofMachine:
 class Preflight:
     """The document of `make --dry-run`. `line_reason`: why this CUDA line was chosen. `gpus`: the models that the
     profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `registry`: the
-    repository that gets the image, because no engine answers; null if an engine gets it. `found_gpus`, `driver`: those
-    of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock matches the
+    repository that gets the image, because no engine can be used; null if an engine gets it. `found_gpus`, `driver`:
+    those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock matches the
     profile; if not, the bytes are estimated from the outdated lock. `without_base_image`: whether the bytes lack those
     of a base image, whose manifest was not downloaded yet. `expected_from`: the profile whose earlier run on this
     machine is the basis of `expected_minutes`."""
@@ -124,9 +124,8 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
     else:
         yield f"to fetch: {found.fetch_bytes / 1e9:.1f} GB; on disk: {found.disk_bytes / 1e9:.1f} GB{about}"
     if found.registry:
-        yield (
-            f"image: no engine answers, so it is uploaded to {found.registry}, and audited and tested on {found.runner}"
-        )
+        here = f"it is uploaded to {found.registry}, and audited and tested on {found.runner}"
+        yield f"image: no engine can be used, so {here}"
     if found.expected_minutes == 0:
         yield "time: nothing to do"
     elif found.expected_minutes is None:

@@ -85,7 +85,7 @@ class RegistryImages:
     def mark_verified(self, loaded: LoadedProfile, image: Image) -> tuple[str, ...]:
         """Sets no tag, because a registry must have the tag `verified` only together with published evidence."""
         self._context.note(
-            "no engine answers: the tag `verified` is not set on this machine, the evidence proves the image; "
+            "no engine can be used: the tag `verified` is not set on this machine, the evidence proves the image; "
             f"to publish both: envbuild push {loaded.known} {self.registry}"
         )
         return ()
