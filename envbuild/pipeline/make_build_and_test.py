@@ -63,7 +63,7 @@ from envbuild.runners.runner_interface import Runner, Scheduled
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import ALL, RunRequest
 from envbuild.util import process_locks
-from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, Interrupted, NotProved, UsageError
+from envbuild.util.errors import BuildError, CheckFailed, EngineError, EnvbuildError, Interrupted, NotProved, UsageError
 from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
 
@@ -200,8 +200,9 @@ def prove(
     with exclusive_make_run(context, name) as partial:
         loaded = context.step("load profile", load_profile, name, Options(request=request))
         partial.update(name=loaded.name)
-        images = require_image_store(find_image_store(context, on, loaded.name, request))
-        lock, image = _image_to_prove(context, images, loaded, reference, on)
+        found = find_image_store(context, on, loaded.name, request)
+        lock, image = _image_to_prove(context, found, loaded, reference, on)
+        images = require_image_store(found)
         _require_own_build(loaded, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
         proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
@@ -217,11 +218,15 @@ def prove(
 
 
 def _image_to_prove(
-    context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None, on: RunnerOptions
+    context: StepContext,
+    images: ImageStore | EngineError,
+    loaded: LoadedProfile,
+    reference: str | None,
+    on: RunnerOptions,
 ) -> tuple[Lock, Image]:
     """Like `existing`; but if no engine holds the images, the image of the lock is uploaded to the cluster's registry
     and audited first, where necessary. To resume a job, it must be there already."""
-    if images.registry is None or reference is not None or on.resume:
+    if isinstance(images, EngineError) or images.registry is None or reference is not None or on.resume:
         return existing(context, images, loaded, reference)
     plan = context.step("resolve", resolve_profile, loaded)
     lock = lock_file.current_lock(loaded, plan)
@@ -280,9 +285,9 @@ def test(
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
-    images = require_image_store(find_image_store(context, on, loaded.name, request))
-    lock, image = existing(context, images, loaded, reference)
-    order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
+    found = find_image_store(context, on, loaded.name, request)
+    lock, image = existing(context, found, loaded, reference)
+    order, images = SelfTestOrder(loaded, lock.versions, lock.python, request, on), require_image_store(found)
     runner = select_runner(context, images, order, image)
     run = run_selftest(context, order, runner)
     return MakeResult(loaded.name, lock=lock, image=image, run=run, memory_gb=memory_limit(order, runner))
@@ -301,13 +306,13 @@ def cluster_script(
     built, zeros stand for its digest. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
-    images = require_image_store(find_image_store(context, on, loaded.name, request))
-    lock, found = _locked_and_image(context, images, loaded, reference)
+    store = find_image_store(context, on, loaded.name, request)
+    lock, found = _locked_and_image(context, store, loaded, reference)
     if found is None:
         context.progress.say(f"{loaded.name} is not built: zeros stand for its image's digest")
     image = found or UNKNOWN_IMAGE
     order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
-    runner = select_runner(context, images, order, image, dry=True)
+    runner = select_runner(context, require_image_store(store), order, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows the job of a cluster", hint="add --on slurm or --on kubernetes")
     scripts = [runner.script(job, brief=brief) for job in cluster_jobs(order, runner)]
@@ -346,10 +351,12 @@ def _current_lock(context: StepContext, loaded: LoadedProfile) -> Lock:
 
 
 def existing(
-    context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None = None
+    context: StepContext, found: ImageStore | EngineError, loaded: LoadedProfile, reference: str | None = None
 ) -> tuple[Lock, Image]:
-    """Return a profile's current lock and an image: `reference` in the engine, else the one built from the lock."""
-    lock, image = _locked_and_image(context, images, loaded, reference)
+    """Return a profile's current lock and an image: `reference` in the engine, else the one built from the lock. Raises
+    the error that was `found`, if any, after those of the lock."""
+    lock, image = _locked_and_image(context, found, loaded, reference)
+    images = require_image_store(found)
     if image is None and images.registry:
         raise BuildError(
             f"no engine can be used, and no image of {loaded.name} was uploaded to {images.registry} and audited",
@@ -363,11 +370,11 @@ def existing(
 
 
 def _locked_and_image(
-    context: StepContext, images: ImageStore, loaded: LoadedProfile, reference: str | None
+    context: StepContext, found: ImageStore | EngineError, loaded: LoadedProfile, reference: str | None
 ) -> tuple[Lock, Image | None]:
     """Like `existing`, but return None if the image that this envbuild would build from the lock does not exist. A
     missing `reference` still raises EngineError."""
-    lock = _current_lock(context, loaded)
+    lock, images = _current_lock(context, loaded), require_image_store(found)
     if reference is not None:
         return lock, images.engine.get(reference)
     return lock, images.find(lock)
