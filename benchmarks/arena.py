@@ -24,11 +24,15 @@ _BRIDGE = "envbuild-bench"
 
 
 class Arena(OwnEngine):
-    """`folder` contains all files of the engine, and is removed at the end of the context."""
+    """`folder` contains all files of the engine, and is removed at the end of the context. `containerd`: the engine
+    keeps images in containerd's store instead of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, containerd: bool = False) -> None:
         # no garbage collection: each run reports what remains in the engine
-        settings = {"bridge": _BRIDGE, "ip-forward": False, "ip-masq": False, "builder": {"gc": {"enabled": False}}}
+        settings = {
+            "bridge": _BRIDGE, "ip-forward": False, "ip-masq": False, "builder": {"gc": {"enabled": False}},
+            "features": {"containerd-snapshotter": containerd},
+        }  # fmt: skip
         super().__init__(folder, apart=False, settings=settings)
 
     def __exit__(self, *_: object) -> None:

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,19 @@ from options import positive, program
 from registry import Registry
 from rounds import Rounds
 from stock import PINS, Stock
-from ways import Ours, Way, ways
+from ways import Dockerfile, Ours, Way, ways
 
-CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved", "cores")
+CASES = (
+    "builds", "direct", "here", "plain", "link", "lock", "commands", "shared", "pulls", "containerd", "proved",
+)  # fmt: skip
 # Cases that need the wheels or the image of the first pin to exist already.
-_BUILT = {"here", "link", "commands", "cores"}
+_BUILT = {"here", "link", "commands"}
 _DISK = 4 << 30
 _FOLDER = Path("/var/tmp/envbuild-bench")
 _MARK = ".envbuild-bench"  # the file that marks another folder as one of this benchmark
 _PARTS = (
-    "base", "cache", "compiled", "config", "contexts", "engine", "locks", "plain", "project", "proved", "registry",
-    "state",
+    "base", "cache", "compiled", "config", "containerd", "contexts", "engine", "layout", "locks", "plain", "project",
+    "proved", "registry", "shared", "state",
 )  # fmt: skip
 
 
@@ -128,14 +131,17 @@ def _measured(
 
 def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> None:
     ours = next(way for way in all_ways if isinstance(way, Ours))
+    uv = next((way for way in all_ways if isinstance(way, Dockerfile) and way.name == "uv"), None)
     if "builds" not in only and _BUILT & set(only):
         ours.build(PINS[0])
     for number in range(runs):
         for way in all_ways:
             if "builds" in only and (number == 0 or not way.slow):
-                rounds.one(way, first=number == 0)
+                rounds.one(way, number)
         if "here" in only:
             rounds.here(ours)
+        if "direct" in only:
+            rounds.without_engine(ours, number)
     if "plain" in only:
         for _ in range(runs):
             rest.plain(rounds)
@@ -145,15 +151,19 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
         rest.audit(rounds, ours)
         for _ in range(runs):
             rest.commands(rounds)
-    if "push" in only:
-        rounds.pushed([way for way in all_ways if way.name in ("uv", "envbuild")])
+    if "shared" in only:
+        rounds.shared(ours)
+    if "pulls" in only and uv:
+        rounds.pulled(ours, uv)
     if "lock" in only:
         rest.locks(rounds, rounds.stock.folder / "locks")
-    if "cores" in only:
-        rest.cores(rounds, ours)
     if "proved" in only:
         rounds.arena.empty()
         rest.proved(rounds)
+    if "containerd" in only and uv:
+        rounds.arena.stop()
+        with Arena(rounds.stock.folder / "containerd", containerd=True) as arena:
+            rounds.with_engine(arena).containerd(Ours(arena, rounds.stock), replace(uv, arena=arena))
 
 
 def _kept(arguments: argparse.Namespace) -> bool:

@@ -11,10 +11,10 @@ from e2e.openregistry import OpenRegistry, program
 
 
 class Registry(OpenRegistry):
-    """`folder` contains the data, and the registry's program if it is not installed."""
+    """`folder` contains the data, and the registry's program if it is not installed and `known` does not give it."""
 
-    def __init__(self, folder: Path) -> None:
-        found = program(folder / "package")
+    def __init__(self, folder: Path, known: Path | None = None) -> None:
+        found = known or program(folder / "package")
         if found is None:
             raise SystemExit("docker-registry is not installed, and can only be fetched on Debian")
         super().__init__(folder, found)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import recorded_uv
 from rounds import Rounds
 from stock import CHECKOUT, PINS, profile
 from ways import Ours
@@ -22,6 +23,7 @@ from envbuild.fetch.wheel_resolution_and_download import uv_binary
 
 _BLOCK = bytes(1 << 22)
 _REPEATED = 5
+_LOCKED = 3
 ENVBUILD = (sys.executable, "-m", "envbuild")
 LINK = 100e6 / 8  # bytes per second: 100 Mbit/s
 # Lower bounds for the times of the commands: the import of the libraries that they need.
@@ -132,20 +134,26 @@ def lockable() -> list[str]:
 
 
 def locks(rounds: Rounds, folder: Path) -> None:
-    """Time `lock` of all shipped profiles with nothing changed, and `lock --upgrade` of the `lockable` ones."""
+    """Time `lock` of all shipped profiles with nothing changed; `lock --upgrade` of the `lockable` ones; and only the
+    calls of uv that it makes."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, names = rounds.stock.outside, lockable()
-    seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # fills uv's cache with the responses of the indexes
+    calls = folder / "uv"
+    # fills uv's cache with the responses of the indexes
+    seconds([*recorded_uv.recording(uv_binary(), calls), "lock", *names, "--upgrade"], env, folder)
     rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))
-    took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
-    rounds.note("lock", "with --upgrade", seconds=took, profiles=len(names))
+    for _ in range(_LOCKED):
+        took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
+        rounds.note("lock", "with --upgrade", seconds=took, profiles=len(names))
+        took, count = recorded_uv.repeated(calls)
+        rounds.note("lock", "its calls of uv", seconds=took, calls=count)
 
 
 def commands(rounds: Rounds) -> None:
     """Time the commands that need neither an index nor an engine."""
     env, folder = rounds.stock.outside, rounds.stock.project
-    commands = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0])))
+    commands = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0]), "--check"))
     seconds([*ENVBUILD, "show"], env, folder)  # compiles the modules
     for arguments in commands:
         rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))
@@ -181,17 +189,3 @@ def proved(rounds: Rounds) -> None:
         rounds.note("nothing changed", "make", seconds=seconds([*ENVBUILD, "make", "cpu"], env, folder))
         inspect = seconds(["docker", "image", "inspect", "envbuild/cpu:verified"], env, folder)
         rounds.note("nothing changed", "docker image inspect", seconds=inspect)
-
-
-def cores(rounds: Rounds, ours: Ours) -> None:
-    """Time a build with local wheels, by an engine and a client that are limited to some of the machine's
-    processors."""
-    whole = os.sched_getaffinity(0)
-    try:
-        for count in sorted({1, 2, len(whole)}):
-            os.sched_setaffinity(0, sorted(whole)[:count])  # inherited by the engine that is started next
-            rounds.stock.forget_builds()
-            rounds.arena.empty()
-            rounds.timed(f"{count} processors", ours, lambda: ours.build(PINS[0]))
-    finally:
-        os.sched_setaffinity(0, whole)

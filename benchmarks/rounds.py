@@ -3,15 +3,18 @@ measured."""
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import watch
 from arena import Arena
 from libraries import twice
 from registry import Registry
-from stock import PINS, Stock
-from ways import Ours, Way
+from stock import PINS, SHARING, Stock, sharing
+from ways import Dockerfile, Ours, Way
 
 Say = Callable[[str], None]
 
@@ -26,6 +29,10 @@ class Rounds:
     say: Say
     found: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
 
+    def with_engine(self, arena: Arena) -> Rounds:
+        """The same cases on another engine; values are added to the same `found`."""
+        return replace(self, arena=arena)
+
     def note(self, case: str, way: str, **figures: float) -> None:
         kept = self.found.setdefault(case, {}).setdefault(way, {})
         for name, value in figures.items():
@@ -35,27 +42,62 @@ class Rounds:
         )
         self.say(f"{case}: {way}: {values}")
 
-    def timed(self, case: str, way: Way, work: Callable[[], float]) -> None:
-        """Measure the time of `work`, minus the seconds that `work` returns."""
+    def timed(self, case: str, way: Way, work: Callable[[], float | None]) -> float:
+        """Measure the seconds of `work`, minus those that `work` returns."""
         excluded, took = watch.taken(work, [self.arena.pid], self.stock.folder)
-        figures: dict[str, float] = {"seconds": took.seconds - excluded, "memory": took.memory, "written": took.written}
+        seconds = took.seconds - (excluded or 0.0)
+        figures: dict[str, float] = {"seconds": seconds, "memory": took.memory, "written": took.written}
         if isinstance(way, Ours):
-            figures |= {f"step {name}": seconds for name, seconds in way.steps.items()}
+            figures |= {f"step {name}": value for name, value in way.steps.items()}
         self.note(case, way.name, **figures)
+        return seconds
 
-    def one(self, way: Way, first: bool) -> None:
+    def one(self, way: Way, number: int) -> None:
         """Build with an empty engine and without downloaded wheels. Then change a pin to a wheel that must be
-        downloaded, and, if the tool keeps wheels, to one that is already downloaded. `first`: also measure
-        sizes."""
+        downloaded, and, if the tool keeps wheels, to one that is already downloaded. If the tool pushes from the
+        engine, push the first two images. `number`: of the run; the first also measures sizes."""
         way.forget()
         self.arena.empty()
-        self.timed("cold", way, lambda: way.build(PINS[0]))
-        if first:
+        took = self.timed("cold", way, lambda: way.build(PINS[0]))
+        if number == 0:
             self.sizes(way, way.tag(PINS[0]))
-        self.timed("pin, wheel to fetch", way, lambda: way.build(PINS[1]))
+        if way.pushes:
+            self.push("registry, cold", way, PINS[0], number, took)
+        took = self.timed("pin, wheel to fetch", way, lambda: way.build(PINS[1]))
+        if way.pushes:
+            self.push("registry, pin changed", way, PINS[1], number, took)
         if way.keeps:
             way.bring(PINS[2])
             self.timed("pin, wheel here", way, lambda: way.build(PINS[2]))
+
+    def repository(self, way: Way, what: str | int) -> str:
+        """Return the name of a repository of the benchmark's registry."""
+        return f"{self.registry.host}/{way.name}-{what}"
+
+    def push(self, case: str, way: Way, pin: str, number: int, built: float) -> None:
+        """Push an image from the engine. The seconds are those of the build, `built`, and of the push."""
+        reference = f"{self.repository(way, number)}:{pin}"
+        before, begin = self.registry.holds(), time.perf_counter()
+        self.arena.docker("tag", way.tag(pin), reference)
+        self.arena.docker("push", "--quiet", reference)
+        seconds = built + time.perf_counter() - begin
+        self.note(case, way.name, seconds=seconds, stored=self.registry.holds() - before)
+
+    def without_engine(self, ours: Ours, number: int) -> None:
+        """Write layers directly: to a registry, first without downloaded wheels and then with a changed pin; to a
+        folder; and again, to compare the digests."""
+        ours.forget()
+        repository = self.repository(ours, number)
+        for case, pin in (("registry, cold", PINS[0]), ("registry, pin changed", PINS[1])):
+            before = self.registry.holds()
+            self.timed(case, ours, partial(ours.push, pin, repository))
+            self.note(case, ours.name, stored=self.registry.holds() - before)
+        self.stock.change(PINS[0])
+        self.stock.forget_layers()
+        folder = self.stock.folder / "layout"
+        self.timed("layout, wheels here", ours, lambda: ours.export(folder))
+        shutil.rmtree(folder)
+        self.timed("rebuild", ours, ours.write_again)
 
     def sizes(self, way: Way, tag: str) -> None:
         image = self.arena.image(tag)
@@ -75,24 +117,42 @@ class Rounds:
         self.note("second GPU", ours.name, engine=self.arena.used() - before)
         self.timed("nothing changed", ours, lambda: ours.build(PINS[0]))
 
-    def pushed(self, ways: list[Way]) -> None:
-        """Measure the bytes that a push of the image transfers, then a push of an image with a different cuBLAS; for
-        envbuild also a push of a second GPU's image."""
-        for way in ways:
+    def shared(self, ours: Ours) -> None:
+        """Push the images of profiles that share one torch to a new registry. Measure the bytes that it stores for the
+        first image, for 4 and for all."""
+        with Registry(self.stock.folder / "shared", self.registry.program) as registry:
+            for count, gpu in enumerate(SHARING, 1):
+                ours.push_profile(sharing(gpu), f"{registry.host}/shared")
+                if count in (1, 4, len(SHARING)):
+                    self.note("profiles on one torch", str(count), stored=registry.holds())
+        shutil.rmtree(self.stock.folder / "shared")
+
+    def pulled(self, ours: Ours, other: Dockerfile) -> None:
+        """Pull and unpack an image with an empty engine: of another tool, of envbuild, and of envbuild compressed with
+        zstd."""
+        plain, zstd = (self.repository(ours, what) for what in ("pull", "pull-zstd"))
+        ours.push(PINS[0], plain)
+        ours.push(PINS[0], zstd, zstd=True)
+        self.arena.empty()
+        other.build(PINS[0])
+        pushed = f"{self.repository(other, 'pull')}:1"
+        self.arena.docker("tag", other.tag(PINS[0]), pushed)
+        self.arena.docker("push", "--quiet", pushed)
+        lock = ours.tag(PINS[0]).rpartition(":")[2]
+        references = {other.name: pushed, ours.name: f"{plain}:{lock}", "envbuild, zstd": f"{zstd}:{lock}"}
+        for what, reference in references.items():
+            self.arena.empty()
+            begin = time.perf_counter()
+            self.arena.docker("pull", "--quiet", reference)
+            self.note("pull", what, seconds=time.perf_counter() - begin)
+
+    def containerd(self, ours: Ours, other: Dockerfile) -> None:
+        """Measure builds with an engine that uses containerd's store: into the engine, and with the other tool to a
+        registry, where BuildKit then compresses and pushes the layers itself."""
+        for way in (other, ours):
             way.forget()
             self.arena.empty()
-            way.build(PINS[0])
-            whole = self._push(way, way.tag(PINS[0]))
-            way.build(PINS[1])
-            self.note("push", way.name, image=whole, change=self._push(way, way.tag(PINS[1])))
-            if isinstance(way, Ours):
-                way.build_second()
-                self.note("push", way.name, second=self._push(way, way.second()))
-
-    def _push(self, way: Way, tag: str) -> int:
-        """Push an image, and return the bytes that the registry did not have before."""
-        name = f"{self.registry.host}/{way.name}:{tag.rpartition(':')[2]}"
-        before = self.registry.holds()
-        self.arena.docker("tag", tag, name)
-        self.arena.docker("push", "--quiet", name)
-        return self.registry.holds() - before
+            self.timed("containerd's store, cold", way, partial(way.build, PINS[0]))
+        self.arena.empty()
+        reference = f"{self.repository(other, 'containerd')}:1"
+        self.timed("containerd's store, registry, cold", other, lambda: other.build_to_registry(PINS[0], reference))

@@ -3,12 +3,13 @@ compared tools."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from envbuild.fetch import apt_resolution_and_download, sha256_file_store, wheel
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image import debian_base_tar
+from envbuild.image.layers import layer_cache
+from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 
@@ -33,6 +36,11 @@ CUBLAS = "nvidia-cublas-cu12"
 PINS = ("12.5.2.13", "12.5.3.2", "12.6.4.1")
 # The profile that is built and whose pin is changed; and the profile of a second GPU, with the same torch.
 BENCH, SECOND = "bench", "second"
+# GPU models of the profiles that share one torch. Each profile has one of the pins.
+SHARING = (
+    "h100", "h200", "h20", "h800", "a100", "a800", "a30", "a40", "a10", "l4", "l20", "l40s", "rtx3090", "rtx4090", "t4",
+    "v100",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,11 +87,20 @@ class Stock:
         return "".join(f"{wheel.name}=={wheel.version}\n" for wheel in rest) + f"{CUBLAS}=={pin}\n"
 
     def forget(self) -> None:
-        """Remove envbuild's downloads, builds, and digests of layers, but keep the tar file of its base."""
-        for kind in ("wheels", "layers"):
-            shutil.rmtree(self.cache / "envbuild" / kind, ignore_errors=True)
+        """Remove envbuild's downloads, builds, and digests of layers, but keep its base."""
+        shutil.rmtree(self.cache / "envbuild" / "wheels", ignore_errors=True)
+        self.forget_layers()
         shutil.rmtree(self.cache / "uv", ignore_errors=True)
         self.forget_builds()
+
+    def forget_layers(self) -> None:
+        """Remove the digests of layers that envbuild has found, but keep those of layers whose blob is cached: of the
+        base."""
+        folder = self.cache / "envbuild" / "layers"
+        blobs = {file.name for file in folder.glob("blobs/*")}
+        for file in folder.glob("*.json"):
+            if json.loads(file.read_text(encoding="utf-8"))["digest"].removeprefix("sha256:") not in blobs:
+                file.unlink()
 
     def forget_builds(self) -> None:
         """Remove envbuild's builds."""
@@ -112,6 +129,11 @@ class Stock:
 def profile(pin: str) -> str:
     """Return the name of the profile with this cuBLAS."""
     return f"bench-{pin.replace('.', '-')}"
+
+
+def sharing(gpu: str) -> str:
+    """Return the name of the profile of a GPU in SHARING."""
+    return f"sharing-{gpu}"
 
 
 def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, ...], dict[str, LockedWheel]]:
@@ -146,16 +168,19 @@ def _lock(file: Path) -> Lock:
 
 
 def profiles(stock: Stock, say: Callable[[str], None]) -> None:
-    """Create a project with a profile and a lock for each pin and for a second GPU, on the shipped Debian packages."""
+    """Create a project with a profile and a lock for each pin, for a second GPU and for each GPU of SHARING, on the
+    shipped Debian packages."""
     folder = stock.project / "profiles"
     folder.mkdir(parents=True, exist_ok=True)
     source = yaml.safe_load((CHECKOUT / "profiles" / "projects" / f"{PROFILE}.yaml").read_text(encoding="utf-8"))
+    pinned = {pin: {"cublas": {"version": pin, "reason": "to be measured"}} for pin in PINS}
     for pin in PINS:
-        changed = {**source, "pins": {"cublas": {"version": pin, "reason": "to be measured"}}}
-        _write(folder, profile(pin), changed)
-    _write(folder, SECOND, {**source, "gpus": ["h100"], "description": "the same torch on another card"})
+        _write(folder, profile(pin), {**source, "pins": pinned[pin]})
+    _write(folder, SECOND, {**source, "gpus": ["h100"], "description": "the same torch on another GPU"})
+    for gpu, pin in zip(SHARING, itertools.cycle(PINS)):
+        _write(folder, sharing(gpu), {**source, "gpus": [gpu], "pins": pinned[pin]})
     shipped = CHECKOUT / "profiles" / "projects" / f"{PROFILE}.lock.yaml"
-    for name in (*map(profile, PINS), SECOND):
+    for name in (*map(profile, PINS), SECOND, *map(sharing, SHARING)):
         target = folder / f"{name}.lock.yaml"
         if not target.exists():
             shutil.copy(shipped, target)
@@ -169,19 +194,27 @@ def _write(folder: Path, name: str, keys: Mapping[str, object]) -> None:
 
 def run(stock: Stock, *arguments: str, engine: Arena | None = None) -> str:
     """Return the stdout of an envbuild command, which must succeed."""
-    env = {**stock.environment, **({"DOCKER_HOST": engine.host} if engine else {})}
-    done = subprocess.run(
-        [sys.executable, "-m", "envbuild", *arguments], cwd=stock.project, env=env, capture_output=True, text=True
-    )
+    return _python(stock, ["-m", "envbuild", *arguments], {"DOCKER_HOST": engine.host} if engine else {})
+
+
+def run_program(stock: Stock, program: Path, *arguments: str) -> str:
+    """Return the stdout of a Python program that uses envbuild, which must succeed."""
+    return _python(stock, [str(program), *arguments], {})
+
+
+def _python(stock: Stock, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    env = {**stock.environment, **variables}
+    done = subprocess.run([sys.executable, *arguments], cwd=stock.project, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(
-            f"envbuild {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-3000:]}{done.stdout[-2000:]}"
+            f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-3000:]}{done.stdout[-2000:]}"
         )
     return done.stdout
 
 
 def bases(stock: Stock, say: Callable[[str], None]) -> Path:
-    """Build the root file system that all tools use, with envbuild, in the benchmark's own cache."""
+    """Build the root file system that all tools use, with envbuild, in the benchmark's own cache. Compress it there
+    too, as the other tools find it compressed in a registry."""
     locked = _lock(stock.project / "profiles" / f"{profile(PINS[0])}.lock.yaml")
     assert locked.suite
     before = os.environ.get("XDG_CACHE_HOME")
@@ -191,7 +224,9 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
             say("making the base")
             apt_resolution_and_download.fetch_debs(locked.base, locked.suite, sha256_file_store.debs(), locked.made)
             debian_base_tar.make_base(locked, sha256_file_store.debs(), lambda line: None)
-        return debian_base_tar.tar_file(locked)
+        tar = debian_base_tar.tar_file(locked)
+        layer_cache.stream_layer(BaseLayer(tar))
+        return tar
     finally:
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:

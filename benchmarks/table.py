@@ -15,6 +15,8 @@ TITLES = {
     "envbuild": "envbuild build",
 }  # fmt: skip
 BUILDS = ("cold", "wheels here", "pin, wheel to fetch", "pin, wheel here", "second GPU", "nothing changed")
+DIRECT = ("registry, cold", "registry, pin changed", "layout, wheels here", "rebuild")
+CONTAINERD = ("containerd's store, cold", "containerd's store, registry, cold")
 
 _ABOUT = """
 Machine: {machine}. Docker {engine}, a separate engine for the benchmark. Load average (1 min) {before:.1f} before and
@@ -26,13 +28,24 @@ _TIMED = """
 The time is from the start of the command until the engine has the image. For envbuild it is the time of the whole
 process, including Python's start, without the audit, which the other tools do not have. Locks and requirements are made
 before. "Cold" means that the engine's data is removed, and for envbuild also the wheels, the digests of layers and uv's
-cache. All tools take the root file system from this machine: the others pull it from a registry, envbuild has it in its
-cache. The disk is synced before each case.
+cache. All tools take the root file system from this machine: the others pull it, compressed, from a registry; envbuild
+has it compressed in its cache. The disk is synced before each case.
+"""
+_DIRECT = """
+A registry on this machine. "Cold": without wheels, layers and image; then with one changed pin, whose wheel must be
+fetched. The other tools build in the engine, and the engine pushes: `buildx build --push` does the same unless the
+engine uses containerd's store. envbuild writes the layers that the registry lacks directly to it, without an engine.
+Layout: `export oci` to a folder, with wheels on the host and without known layers. Rebuild: all layers are written
+again and their digests compared, as by `verify --rebuild`.
 """
 _TAKEN = """
 The columns are: the peak of anonymous memory of the engine and the client; the bytes that any process wrote to the
 disk; the size of the image; its layers; what the engine stores, including its cache; NVIDIA's libraries that are in a
-second layer too, and their size; and the bytes that a push transfers.
+second layer too, and their size; and the bytes that the registry stores for the image, and in addition after a pin
+changed.
+"""
+_SHARED = """
+One registry stores the images of profiles that differ in the GPU model and have one of three versions of cuBLAS.
 """
 _STEPS = """
 These are the steps that `build --json` reports. Downloads are part of the step `build`. The audit is not part of the
@@ -94,29 +107,41 @@ def _whole(value: float | None) -> str:
 def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, float, str]]:
     """Yield (name, measured value, allowed maximum, unit)."""
     f = Figures(document)
-    ours = "envbuild"
-    yield "cold, over uv's", f.ratio(("cold", ours), ("cold", "uv")), 1.0, ""
-    yield "cold, over HPCCM's", f.ratio(("cold", ours), ("cold", "hpccm")), 0.45, ""
-    yield "wheels on the host, over uv's cold", f.ratio(("wheels here", ours), ("cold", "uv")), 0.75, ""
-    for case, most in (("pin, wheel to fetch", 0.30), ("pin, wheel here", 0.15)):
-        yield f"{case}, over uv's", f.ratio((case, ours), (case, "uv")), most, ""
-    pushed, link = ("push", ours, "image"), ("100 Mbit/s", ours)
-    yield "pushed after a pin changed, of the image", f.ratio(("push", ours, "change"), pushed), 0.12, ""
-    yield "second GPU, over cold", f.ratio(("second GPU", ours), ("cold", ours)), 0.25, ""
-    more = f.ratio(("second GPU", ours, "engine"), ("size", ours, "engine"))
-    yield "second GPU, more disk in the engine", more, 0.15, ""
-    yield "second GPU, more in the registry", f.ratio(("push", ours, "second"), pushed), 0.15, ""
-    yield "fetch at 100 Mbit/s, over the link's own time", f.ratio(link, (*link, "link")), 1.1, ""
+    ours, uv, cold = "envbuild", "uv", ("cold", "uv")
+    for case, most in (("registry, cold", 0.25), ("registry, pin changed", 0.06)):
+        yield f"{case}, over uv's", f.ratio((case, ours), (case, uv)), most, ""
+    containerd = "containerd's store, registry, cold"
+    yield (
+        f"registry, cold, over uv's with {containerd.partition(',')[0]}",
+        f.ratio(("registry, cold", ours), (containerd, uv)),
+        0.25,
+        "",
+    )
+    yield "layout, wheels here, over uv's cold", f.ratio(("layout, wheels here", ours), cold), 0.30, ""
+    yield "cold, over uv's", f.ratio(("cold", ours), cold), 0.90, ""
+    yield "wheels here, over uv's cold", f.ratio(("wheels here", ours), cold), 0.75, ""
+    for case, most in (("pin, wheel to fetch", 0.35), ("pin, wheel here", 0.30)):
+        yield f"{case}, over uv's", f.ratio((case, ours), (case, uv)), most, ""
+    yield "rebuild", f.median("rebuild", ours), 20, " s"
     yield "nothing changed, make", f.median("nothing changed", "make"), 0.5, " s"
-    yield "lock of all profiles, nothing changed", f.median("lock", "nothing changed"), 10, " s"
-    yield "lock, with --upgrade", f.median("lock", "with --upgrade"), 10, " s"
-    for command, seconds in (("--help", 0.15), ("show cpu", 0.4), ("audit", 15.0)):
-        yield command, f.median("commands", command), seconds, " s"
     for name in sorted(f.cases.get("commands", {})):
         if name.startswith(("lock bench", "show bench")):
-            yield name, f.median("commands", name), 0.4, " s"
+            yield name, f.median("commands", name), 0.35, " s"
+    yield (
+        "lock --upgrade, over its calls of uv",
+        f.ratio(("lock", "with --upgrade"), ("lock", "its calls of uv")),
+        1.3,
+        "",
+    )
+    for count, most in (("4", 1.3), ("16", 1.8)):
+        one, all_ = (("profiles on one torch", number, "stored") for number in ("1", count))
+        yield f"{count} profiles on one torch, bytes over one", f.ratio(all_, one), most, ""
+    link = ("100 Mbit/s", ours)
+    yield "fetch at 100 Mbit/s, over the link's own time", f.ratio(link, (*link, "link")), 1.1, ""
+    for command, seconds in (("--help", 0.15), ("audit", 15.0)):
+        yield command, f.median("commands", command), seconds, " s"
     frame = f.ratio(("self-test", "cpu, standard"), ("self-test", "cpu, standard", "probes"))
-    yield "self-test, what is not the probes' own work", None if frame is None else 1 - 1 / frame, 0.10, ""
+    yield "self-test, what is not the probes' own work", None if frame is None else 1 - 1 / frame, 0.15, ""
 
 
 def markdown(document: Mapping[str, Any]) -> Iterator[str]:
@@ -138,10 +163,32 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
         [[title, *(_spread(f.all(case, way)) for case in cases)] for way, title in TITLES.items()],
     )
     yield from ("", "![seconds by way](build.svg)")
+    direct = [case for case in (*DIRECT, *CONTAINERD) if case in f.cases]
+    pushing = [way for way in TITLES if any(f.all(case, way) for case in direct)]
+    yield from _table(
+        "To a registry, to a folder, and with containerd's store: seconds, median (least - most)",
+        ["way", *direct],
+        [[TITLES[way], *(_spread(f.all(case, way)) for case in direct)] for way in pushing],
+        _DIRECT,
+    )
+    yield from _table(
+        "Pull and unpack, with an empty engine",
+        ["image", "s"],
+        [[TITLES.get(way, way), _spread(f.all("pull", way))] for way in f.cases.get("pull", {})],
+    )
+    yield from _table(
+        "Profiles on one torch",
+        ["profiles", "GB in the registry"],
+        [
+            [way, _gb(f.median("profiles on one torch", way, "stored"))]
+            for way in f.cases.get("profiles on one torch", {})
+        ],
+        _SHARED,
+    )
     yield from _table(
         "Memory and disk",
         ["way", "peak MB, cold", "GB written, cold", "image GB", "layers", "engine GB", "libraries twice", "GB of them",
-         "pushed GB", "pushed after a pin"],
+         "registry GB", "more after a pin"],
         [_sizes(f, way, title) for way, title in TITLES.items()],
         _TAKEN,
     )  # fmt: skip
@@ -183,7 +230,7 @@ def _sizes(f: Figures, way: str, title: str) -> list[str]:
         title, _whole(None if memory is None else memory / 1e6), _gb(f.median("cold", way, "written")),
         _gb(f.median("size", way, "image")), _whole(layers), _gb(f.median("size", way, "engine")), _whole(twice),
         _gb(f.median("size", way, "twice bytes")),
-        *(_gb(f.median("push", way, figure)) for figure in ("image", "change")),
+        *(_gb(f.median(case, way, "stored")) for case in DIRECT[:2]),
     ]  # fmt: skip
 
 
@@ -210,7 +257,7 @@ def streamed(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def others(f: Figures) -> Iterator[str]:
-    """Yield measurements that differ from the builds above: without an image, or with fewer processors."""
+    """Yield the lower bound: installations without an image."""
     if "no image" in f.cases:
         yield from _table(
             "No image at all",
@@ -220,14 +267,6 @@ def others(f: Figures) -> Iterator[str]:
                 for way in f.cases["no image"]
             ],
             _PLAIN,
-        )
-    bound = sorted(case for case in f.cases if case.endswith("processors"))
-    if bound:
-        yield from _table(
-            "Processors",
-            ["engine and client bound to", "s"],
-            [[case, _spread(f.all(case, "envbuild"))] for case in bound],
-            "Simulated: both were limited to some of the processors (sched_setaffinity); the wheels were on the host.",
         )
 
 

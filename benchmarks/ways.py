@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Protocol
 
 from arena import Arena
-from stock import BENCH, CUBLAS, SECOND, Stock, profile, run, steps
+from stock import BENCH, CUBLAS, SECOND, Stock, profile, run, run_program, steps
 
 PEERS = Path(__file__).parent / "peers"
 
 
 class Way(Protocol):
     """A way to build an image. `slow`: a cold build takes so long that it runs only once. `keeps`: downloaded wheels
-    are kept for the next build."""
+    are kept for the next build. `pushes`: the image is pushed to a registry from the engine."""
 
     name: str
     slow: bool
 
     @property
     def keeps(self) -> bool: ...
+
+    @property
+    def pushes(self) -> bool: ...
 
     def forget(self) -> None:
         """Restore the state before the first build, except for the engine."""
@@ -42,7 +45,8 @@ class Way(Protocol):
 @dataclass
 class Dockerfile:
     """A Dockerfile of another tool. `index`: the build argument for the package index; `text`: returns the Dockerfile
-    for a pin; `fetch`: the file in PEERS with the Dockerfile that only downloads a wheel, or None."""
+    for a pin; `fetch`: the file in PEERS with the Dockerfile that only downloads a wheel, or None. Of the tools that
+    are not slow, the push is measured too."""
 
     name: str
     index: str
@@ -56,6 +60,10 @@ class Dockerfile:
     def keeps(self) -> bool:
         return self.fetch is not None
 
+    @property
+    def pushes(self) -> bool:
+        return not self.slow
+
     def forget(self) -> None:
         """Everything that this tool keeps is in the engine, so nothing is restored here."""
 
@@ -65,6 +73,10 @@ class Dockerfile:
     def build(self, pin: str) -> float:
         self._build(self.text(pin), pin, "--tag", self.tag(pin), "--load")
         return 0.0
+
+    def build_to_registry(self, pin: str, reference: str) -> None:
+        """Build an image and push it as BuildKit compresses it, without loading it; only with containerd's store."""
+        self._build(self.text(pin), pin, "--tag", reference, "--push")
 
     def bring(self, pin: str) -> None:
         assert self.fetch
@@ -83,9 +95,11 @@ class Dockerfile:
 
 
 class Ours:
-    """`envbuild build`, measured from its start to the image id, without the seconds of the audit."""
+    """`envbuild build`, measured from its start to the image id, without the seconds of the audit; and the commands of
+    envbuild that need no engine."""
 
     keeps = True
+    pushes = False  # envbuild pushes without an engine: `push`
 
     def __init__(self, arena: Arena, stock: Stock) -> None:
         self.name, self.slow = "envbuild", False
@@ -111,6 +125,26 @@ class Ours:
     def build_profile(self, name: str) -> float:
         self.steps = steps(run(self.stock, "build", name, "--locked", "--json", engine=self.arena))
         return self.steps.get("audit", 0.0)
+
+    def push(self, pin: str, repository: str, *, zstd: bool = False) -> None:
+        """Write the layers that `repository` lacks directly to the registry."""
+        self.stock.change(pin)
+        self.push_profile(BENCH, repository, zstd=zstd)
+
+    def push_profile(self, name: str, repository: str, *, zstd: bool = False) -> None:
+        self._layers("push-zstd" if zstd else "push", name, repository)
+
+    def write_again(self) -> None:
+        """Write all layers again and compare their digests, as `verify --rebuild` does."""
+        self._layers("write", BENCH)
+
+    def export(self, folder: Path) -> None:
+        """Write the image as an OCI layout."""
+        run(self.stock, "export", "oci", BENCH, str(folder))
+
+    def _layers(self, *arguments: str) -> None:
+        self.steps = {}
+        run_program(self.stock, Path(__file__).parent / "image_layers.py", *arguments)
 
     def bring(self, pin: str) -> None:
         self.stock.bring(pin)

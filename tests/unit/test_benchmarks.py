@@ -22,6 +22,7 @@ CHECKOUT = Path(__file__).parents[2]
 sys.path.insert(0, str(CHECKOUT / "benchmarks"))
 
 import build  # noqa: E402
+import recorded_uv  # noqa: E402
 import rest  # noqa: E402
 import several  # noqa: E402
 import table  # noqa: E402
@@ -85,13 +86,13 @@ def test_memory_is_that_of_what_the_work_starts_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("only", "built"), [(["link"], 1), (["cores"], 1), (["commands", "link"], 1), (["push", "lock"], 0), (["plain"], 0)]
+    ("only", "built"), [(["link"], 1), (["commands", "link"], 1), (["direct", "lock"], 0), (["plain"], 0)]
 )
 def test_the_starting_point_of_a_case_is_built(only: list[str], built: int, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     ours = Ours(MagicMock(), MagicMock())
     monkeypatch.setattr(ours, "build", done.append)
-    for name in ("plain", "slow_link", "audit", "commands", "locks", "cores"):
+    for name in ("plain", "slow_link", "audit", "commands", "locks"):
         monkeypatch.setattr(rest, name, lambda *_: done.append("a case"))
     build._cases(MagicMock(), [ours], 1, only)
     assert done.count(PINS[0]) == built and "a case" not in done[:built]
@@ -242,18 +243,59 @@ def test_layers_of_other_images_prevent_the_measurement(
         several.refuse_shared_layers(["bench-large", "bench-small"])
 
 
-def test_a_cold_build_knows_no_layer(tmp_path: Path) -> None:
+def test_a_cold_build_knows_no_layer_but_the_base(tmp_path: Path) -> None:
     held = Stock(tmp_path, (), {}, MagicMock(), "base", "uv")
+    cache = held.cache / "envbuild"
     for kind in ("wheels", "layers/blobs", "contexts", "bases"):
-        (held.cache / "envbuild" / kind).mkdir(parents=True)
+        (cache / kind).mkdir(parents=True)
+    (cache / "layers" / "blobs" / "b1").touch()
+    for key, digest in (("base", "b1"), ("torch", "c2")):
+        (cache / "layers" / f"{key}.json").write_text(json.dumps({"digest": f"sha256:{digest}"}), encoding="utf-8")
     held.forget()
-    assert [folder.name for folder in (held.cache / "envbuild").iterdir()] == ["bases"]
+    kept = {str(file.relative_to(cache)) for file in cache.rglob("*")}
+    assert kept == {"bases", "layers", "layers/blobs", "layers/blobs/b1", "layers/base.json"}
+
+
+_UV = """#!{python}
+import pathlib, sys
+output = sys.argv[sys.argv.index("--output-file") + 1]
+before = pathlib.Path(output).read_text()
+with open({calls!r}, "a") as stream:
+    stream.write(before + sys.stdin.read())
+pathlib.Path(output).write_text("resolved")
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_calls_of_uv_are_repeated_with_the_files_that_they_had(code: int, tmp_path: Path) -> None:
+    """The file of results has the content from before the first call, and the caller gets uv's own result."""
+    calls, uv, output = (tmp_path / name for name in ("calls.txt", "real-uv", "requirements.txt"))
+    uv.write_text(_UV.format(python=sys.executable, calls=str(calls), code=code), encoding="utf-8")
+    uv.chmod(0o755)
+    output.write_text("numpy==1\n", encoding="utf-8")
+    recorder = recorded_uv.recording(uv, tmp_path / "recorded")[-1]
+    done = subprocess.run([recorder, "--output-file", output], input="torch\n", text=True)
+    assert (done.returncode, output.read_text(encoding="utf-8")) == (code, "resolved")
+    output.unlink()
+    if code:
+        with pytest.raises(SystemExit, match="each of the 1 recorded calls of uv fails"):
+            recorded_uv.repeated(tmp_path / "recorded")
+    else:
+        assert recorded_uv.repeated(tmp_path / "recorded")[1] == 1
+    assert calls.read_text(encoding="utf-8") == "numpy==1\ntorch\n" * 2
+
+
+def test_without_a_recorded_call_nothing_is_measured(tmp_path: Path) -> None:
+    recorded_uv.recording(Path("uv"), tmp_path / "recorded")
+    with pytest.raises(SystemExit, match="no call of uv was recorded"):
+        recorded_uv.repeated(tmp_path / "recorded")
 
 
 def test_every_timed_command_exists() -> None:
     """A name in the targets and in the times of imports is that of a command."""
     timed = {name.split()[2].rstrip(",") for name in rest.LIBRARIES}
-    figures = {name: {"seconds": [1.0]} for name in ("lock bench", "render bench", "show bench")}
+    figures = {name: {"seconds": [1.0]} for name in ("lock bench", "show bench")}
     rows = [row[0] for row in table.targets({"cases": {"commands": figures}})]
     timed |= {name.split()[0] for name in rows if name.endswith(" bench")}
     assert timed == {"lock", "make", "show"}
