@@ -38,8 +38,8 @@ PINS = ("12.5.2.13", "12.5.3.2", "12.6.4.1")
 BENCH, SECOND = "bench", "second"
 # GPU models of the profiles that share one torch. Each profile has one of the pins.
 SHARING = (
-    "h100", "h200", "h20", "h800", "a100", "a800", "a30", "a40", "a10", "l4", "l20", "l40s", "rtx3090", "rtx4090", "t4",
-    "v100",
+    "h100", "h200", "h20", "h800", "a100", "a800", "a30", "a40", "a10", "a16", "l4", "l20", "l40s", "rtx3080",
+    "rtx3090", "rtx4090",
 )  # fmt: skip
 
 
