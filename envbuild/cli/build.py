@@ -40,8 +40,8 @@ def command(
 ) -> None:
     """Build the image of each profile, and tag it with the id of its lock. Run no self-test, and write no evidence.
 
-    If no engine can be used, the layers are only written: the image is neither loaded nor audited, and its digest is
-    shown (exit 0).
+    If no engine can be used, only the digests of the layers and of the image are computed and shown (exit 0): nothing
+    is loaded or audited.
 
     To test the image afterwards: envbuild test NAME --record.
 

@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from envbuild.image.docker_engine import Engine, UnusableEngine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins, wheel_file_hashes_and_contents
 from envbuild.lock.outdated_pins import Outdated
+from envbuild.pipeline import runner_selection
+from envbuild.pipeline.model import AS_CONFIGURED
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.runners import host_runner
+from envbuild.testrun import selftest_job
 from envbuild.util.errors import (
     BuildError,
     CheckFailed,
@@ -72,8 +76,9 @@ class OutdatedPins:
 @json_option
 def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_json: bool) -> None:
     """Show whether the images of the named profiles, or of all profiles, are verified. Each line ends with the next
-    command to run. The state is computed from lock, image and evidence each time. If no engine can be used, the build
-    records replace the images of the engine, and tags are not checked.
+    command to run. The state is computed from lock, image and evidence each time. If no engine can be used, and the
+    settings name a cluster with a registry, the build records replace the images of the engine, and tags are not
+    checked.
 
     For an image in a registry, use verify; for what an environment contains, audit.
 
@@ -98,9 +103,11 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
         _all(as_json)
         return
 
+    engine = functools.cache(_engine)  # asked at the first valid name, once
+
     def status(name: str) -> StatusDocument:
         loaded = profile_reader_and_overrides.load(name)
-        found = _compute(_engine(), loaded)
+        found = _compute(engine(), loaded)
         if not as_json:
             click.echo(_line(found))
         if found.state == VERIFIED:
@@ -156,13 +163,23 @@ def _all(as_json: bool) -> None:
 
 
 def _engine() -> Engine | None:
-    """Return the engine; None, after a note, if none answers."""
+    """Return the engine; None, after a note, if `make` could not use it and the settings name a cluster whose registry
+    holds the images instead. Raises EngineError if no engine answers and there is no such cluster, SettingsError if
+    the settings of the cluster are invalid."""
+    found: Engine | None = None
     try:
-        return Engine()
+        found = Engine()
+        found.require_bounds()
     except UnusableEngine as error:
+        cluster = runner_selection.selected_cluster(AS_CONFIGURED, "", selftest_job.ALL)
+        if cluster is None or cluster.registry is None:
+            if found is None:
+                raise
+            return found
         note = f"note: {error.message}: the status is computed from build records and evidence, without tags"
         click.echo(printable(note), err=True)
         return None
+    return found
 
 
 def _compute(engine: Engine | None, loaded: LoadedProfile) -> Status:

@@ -134,8 +134,8 @@ def _holders(handle: Any, root: Path) -> Iterator[Holder]:
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function of NVML. Returns None if the GPU or the driver does not support it. Raises NVMLError for other
-    errors."""
+    """Calls a function of NVML. Returns None if the GPU or the driver does not support or does not permit it, or if
+    the answer is not text. Raises NVMLError for other errors."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:

@@ -32,7 +32,8 @@ def compiled_wheels(loaded: LoadedProfile, lock: Lock) -> tuple[BuiltWheel, ...]
         wheel = find_wheel(lock, extension)
         if wheel is None:
             raise BuildError(
-                f"{extension.name} is not compiled, which needs an engine", hint=f"envbuild build {loaded.known}"
+                f"{extension.name} is not compiled, which needs an engine",
+                hint=f"with an engine: envbuild build {loaded.known}",
             )
         found.append(wheel)
     return tuple(found)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs_and_image_states
-from envbuild.image import build_records
+from envbuild.image import build_records, lock_paths_of_built_images
 from envbuild.image.docker_engine import Image, UnusableEngine
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
@@ -91,6 +91,12 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
         images = require_image_store(found)
+        # on the requested GPUs, where the site's settings say: here, on Slurm or on Kubernetes
+        order = SelfTestOrder(
+            loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
+        )
+        if images.registry and preflight.proof == "elsewhere":
+            require_valid_jobs(order)  # before the upload
         built = render_and_build(context, images, loaded, plan, lock, options)
         image = built.image
         partial.update(image=image, tags=built.tags)
@@ -105,10 +111,6 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         elif preflight.proof == "impossible":  # allowed, otherwise the preflight would have raised
             partial.update(reasons=preflight.reasons)
         else:
-            # on the requested GPUs, where the site's settings say: here, on Slurm or on Kubernetes
-            order = SelfTestOrder(
-                loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
-            )
             test_and_record(context, images, partial, order, lock, image, trial=options.trial)  # adds reasons too
             if not options.unproved:  # the user's consent is asked for only in the branch above
                 require_proved(partial.value)
@@ -121,7 +123,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
     """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence. Without an
-    engine, only find out which image the lock gives: the result has the state `written`, and a note."""
+    engine, only find out which image the lock gives: the result has the state `computed`, and a note."""
     context = StepContext(listener, options.builder)
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
@@ -133,6 +135,8 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
         try:
             _ = context.engine
         except UnusableEngine as error:
+            if options.builder:
+                raise
             image = _write_image(context, Recipe(loaded, plan, lock), options, error)
             partial.update(image=image, is_audited=False)
         else:
@@ -145,6 +149,7 @@ def _write_image(context: StepContext, recipe: Recipe, options: Options, error: 
     """Write the Dockerfile and the layers of a lock, and note that no engine received the image. Raises BuildError if
     an extension is not compiled, which needs an engine."""
     loaded, lock = recipe.loaded, recipe.lock
+    lock_paths_of_built_images.note_lock(loaded.known_lock)  # so that `prune` keeps its files
     context.step("render", render_dockerfile, loaded, lock, options)
     written, _ = registry_images.write_image(context, recipe, no_cache=options.no_cache)
     if process_locks.PARALLEL not in os.environ:  # otherwise the next process of `make A B` uploads the image

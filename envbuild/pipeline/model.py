@@ -109,7 +109,7 @@ class SelfTestOrder:
     on: RunnerOptions = ON_THIS_MACHINE
 
 
-MakeState = Literal["verified", "unverified", "built", "written", "failed"]
+MakeState = Literal["verified", "unverified", "built", "computed", "failed"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class MakeDocument:
-    """The document of `make`, `build` and `test --record`. `state`: `built` if evidence was not checked; `written` if
+    """The document of `make`, `build` and `test --record`. `state`: `built` if evidence was not checked; `computed` if
     `build` found no engine: then `image` is the one that the lock gives, not loaded and not audited. `tags`: those in
     the engine, or in the registry of a cluster if no engine can be used. `statement`: the file of the evidence that
     this run wrote; `signed_statement`: its signed form, if a key is set. `findings`: those of the audit, if they
@@ -181,7 +181,7 @@ class MakeResult:
         if self.image is None or (self.run is not None and self.run.failures()):
             return "failed"
         if not self.is_audited:
-            return "written"
+            return "computed"
         if not self.proofs:
             return "built"
         return "verified" if all(proof.state == "proved" for proof in self.proofs) else "unverified"

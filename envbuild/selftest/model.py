@@ -36,11 +36,12 @@ __all__ = ["fingerprint", "first", "write"]
 SAMPLES = 64
 ROOT = "(model)"
 
-# The tolerance of a module's output. A module has no error formula, so the tolerance is estimated: SHAKES times, every
-# input and weight is changed by one rounding, up or down as hashed counters decide. The tolerance is MARGIN times the
-# sum of two terms: the root mean square change of the float64 result, and one rounding of the result. CHAIN is the
-# smallest unit roundoff that is assumed: a float32 sum of some thousand terms, added one after the other, keeps 20 of
-# its 24 bits. Tests check this estimate; it is not a proof.
+# The tolerance of a module's output. A module has no error formula, so the tolerance is estimated from SHAKES further
+# float64 runs. In each of them, every element of the inputs and weights is multiplied by 1 + u or 1 - u, as hashed
+# counters decide. u is the unit roundoff of the coarsest dtype that the module uses, but at least CHAIN: a float32 sum
+# of some thousand terms, added one after the other, keeps 20 of its 24 bits. The tolerance of an element is MARGIN
+# times the sum of two terms: the root mean square change of the output in these runs, and u times the element. Tests
+# check this estimate; it is not a proof.
 SHAKES, MARGIN, CHAIN = 2, 16, 2.0**-20
 
 Inputs = Union[torch.Tensor, Sequence[Any], Mapping[str, Any]]

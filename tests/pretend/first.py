@@ -10,7 +10,8 @@ from . import sizes
 from .gpus import GPU, GPUS
 from .runtime import install
 
-ABSENT = ("pytest", "click", "yaml", "requests")  # packages that a machine with a GPU need not have
+# packages that a machine with a GPU may lack: `begin` makes their import fail
+ABSENT = ("pytest", "click", "yaml", "requests")
 
 
 def begin() -> None:

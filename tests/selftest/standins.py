@@ -168,7 +168,8 @@ class Adam:
         return p - self.lr * (update + self.decay * p if self.decoupled else update)
 
 
-# The classes of apex.normalization after its import in a probe's process, and (`wrongs`) the faults of each class.
+# The stand-in classes that a probe's process gets when it imports apex.normalization, each with its attributes.
+# `wrongs`: the attributes that make a stand-in of a class wrong.
 NORMS = {
     "FusedLayerNorm": {"centred": True, "mixed": False},
     "MixedFusedLayerNorm": {"centred": True, "mixed": True},

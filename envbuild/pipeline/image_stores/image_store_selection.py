@@ -29,7 +29,7 @@ def find_image_store(
         if cluster.registry is None:
             hint = f"or set the registry of the cluster, which needs no engine: {cluster.name}: {{registry: HOST/NAME}}"
             return UnusableEngine(error.message, hint=f"{error.hint}\n{hint}")
-        context.progress.say(f"{error.message}; the images of {cluster.name} are in {cluster.registry}")
+        context.note(f"{error.message}: the registry {cluster.registry} of {cluster.name} receives the image instead")
         return RegistryImages(context, cluster, cluster.registry)
     except EngineError as error:
         return error

@@ -28,7 +28,6 @@ def write_image(context: StepContext, recipe: Recipe, *, no_cache: bool) -> tupl
     """Find the image that a recipe gives, without an engine, and the records of its compiled extensions. Layers that
     are not in the cache are written, or all with `no_cache`. Raises BuildError if an extension is not compiled."""
     lock = recipe.lock
-    lock_paths_of_built_images.note_lock(recipe.loaded.known_lock)  # so that `prune` keeps its files
     wheels = layer_steps.compiled_wheels(recipe.loaded, lock)
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     disk_space_needs.require_disk_space(None, lock)
@@ -58,6 +57,7 @@ class RegistryImages:
         """Runs those of the steps "build", "push" and "audit" that are needed. Raises BuildError before the upload if
         an extension is not compiled, which needs an engine."""
         context, lock = self._context, recipe.lock
+        lock_paths_of_built_images.note_lock(recipe.loaded.known_lock)  # so that `prune` keeps its files
         audited = None if no_cache else self.find(lock)
         if audited is not None and (there := registry_push.find_pushed(self._place, audited.id)):
             return BuiltImage(context.step("build", self._existing, audited, there), tags=self._tags(audited))
@@ -65,7 +65,8 @@ class RegistryImages:
         manifest = context.step("push", self._upload, lock, written)
         record = lock_image_lookup_and_recipe.written_record(lock, written, manifest.digest, compiled)
         image = lock_image_lookup_and_recipe.recorded_image(record)
-        if audited is not None and audited.id == image.id:
+        records = lock_image_lookup_and_recipe.matching_records(lock)
+        if not no_cache and image.id in {one.image for one in records}:  # audited before
             return BuiltImage(image, tags=self._tags(image))
         return context.step("audit", self._audit, recipe, image, self._reference(manifest), record)
 

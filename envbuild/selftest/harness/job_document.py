@@ -54,8 +54,8 @@ class JobDocument:
     probes that also run at a lower level than their own, and that must not be skipped.
     `timeouts`: time limits of probes in seconds, which replace the default limits. `memory_mb`: how many MiB of address
     space a probe may use in addition to those mapped when its process starts.
-    `gpu_count`: the number of GPUs that must work together on each of the `nodes` machines. `transport`: the transport
-    that NCCL must use between GPUs; None allows every transport.
+    `gpu_count`: the number of GPUs that must work together on each of the `nodes` machines. `transport`: dist.staged
+    fails if NCCL chooses another transport between GPUs; None allows every transport.
     `driver`: the oldest driver that supports torch's CUDA version ("cuda"), and the oldest driver that the profile
     allows ("profile").
     `cards`: for each GPU model, its "compute_capability" (such as "9.0") and optionally its number of multiprocessors

@@ -44,6 +44,9 @@ class FakeEngine:
         self.held: dict[str, Image] = {}
         self.tagged: dict[str, str] = {}
 
+    def require_bounds(self) -> None:
+        """This engine can limit its containers."""
+
     def find(self, reference: str) -> Image | None:
         return self.held.get(reference)
 
@@ -130,7 +133,7 @@ def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monk
     world.verified(image)
     document: Any = world.status().document()
     assert document.evidence[0].unconfined == ("the network is open",)
-    monkeypatch.setattr(command, "Engine", object)
+    monkeypatch.setattr(command, "Engine", FakeEngine)
     monkeypatch.setattr(image_status, "compute", lambda engine, source: world.status())
     for arguments in ((), ("sample",)):
         result = envbuild("status", *arguments)
@@ -446,7 +449,7 @@ def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.Monke
     def note() -> None:
         status = world.status()
         monkeypatch.setattr(image_status, "compute", lambda engine, source: status)
-        monkeypatch.setattr(command, "Engine", object)
+        monkeypatch.setattr(command, "Engine", FakeEngine)
         line = envbuild("status", known).stdout.rstrip("\n")
         assert line.startswith(f"sample: {status.state}: ") and line.endswith(f"; next: {status.next}")
         assert envbuild("status").stdout.splitlines()[-1].endswith(f"; next: {status.next}")

@@ -80,7 +80,7 @@ def gradient_of_silu_misses_a_term_in_the_vector_tail(call: Any, grad: Any, x: A
     right=lambda: gradients(F.relu, of(100)),
 )
 def gradient_of_relu_at_zero_is_one(call: Any, x: Any, inplace: Any = False) -> Any:
-    """The gradient of relu lets that of an input of exactly zero through."""
+    """The gradient of relu is 1 instead of 0 where the input is exactly 0."""
     result = call(x, inplace)
     return result if inplace else torch.where(x == 0, x, result)
 

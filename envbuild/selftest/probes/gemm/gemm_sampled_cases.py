@@ -4,9 +4,10 @@ Each case tests several sizes: products of the first rows, inner elements and co
 of outer products gives the expected results for all sizes, so that further sizes cost little.
 
 There are two kinds of values. With "integers", results must be exact. In float32 (without TF32) and float64 these
-integers may have more digits than TF32, float16 or bfloat16 keep. With "fractions", the second half of a sum cancels
-the first half. The result and its rounding error are then small, while a partial sum that was kept in too few digits,
-or was left out, changes the result fully.
+integers may have more digits than TF32, float16 or bfloat16 keep. With "fractions", the products in the first half of
+a sum are positive and those in the second half negative, so that the two halves nearly cancel. The result and its
+rounding error are then small, while a partial sum that was kept in too few digits, or was left out, changes the result
+fully.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ import pytest
 from envbuild.audit import environment_audit
 from envbuild.audit.environment_audit import Audit
 from envbuild.audit.library_and_distribution_findings import Finding
-from envbuild.evidence import evidence_statements_and_store
+from envbuild.cli import status as status_command
+from envbuild.evidence import evidence_statements_and_store, image_status
 from envbuild.image import build_records
 from envbuild.image.build_records import Record
 from envbuild.image.docker_engine import Engine, UnusableEngine
@@ -30,7 +31,7 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.runners.kubernetes import pod_watch
 from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
 from envbuild.runners.slurm import slurm_runner
-from envbuild.util import process_locks
+from envbuild.util import process_locks, settings
 from envbuild.util.errors import BuildError, CheckFailed, EngineError, HungUp, Interrupted, NetworkError, UsageError
 from unit.evidence.runs import NONCE, documents, line, lines, probe
 from unit.image.oci.layered_samples import sample, written
@@ -408,8 +409,47 @@ def test_several_profiles_are_made_without_an_engine(place: Place, monkeypatch: 
 
 def test_build_finds_the_image_of_the_lock(place: Place) -> None:
     done = envbuild("build", "sample", "--json")
-    assert (done.code, done.document["state"], done.document["image"]) == (0, "written", written().id), done.stderr
+    assert (done.code, done.document["state"], done.document["image"]) == (0, "computed", written().id), done.stderr
     assert (done.document["tags"], names(done.document)[-2:]) == ([], ["render", "build"])
     assert written().manifest.digest in done.document["notes"][-1] and "not audited" in done.document["notes"][-1]
     assert (place.registry.written(), place.nodes.jobs(), records()) == ([], [], [])
-    assert envbuild("build", "sample").stdout == f"written {written().id}\n"
+    assert envbuild("build", "sample").stdout == f"computed {written().id}\n"
+
+
+def test_a_builder_needs_its_engine(place: Place) -> None:
+    done = envbuild("build", "sample", "--builder", "remote", "--json")
+    assert (done.code, done.document["error"]["kind"]) == (EngineError.code, "engine")
+
+
+def test_the_switch_to_the_registry_is_noted(place: Place) -> None:
+    notes = place.make().document["notes"]
+    assert any("no Docker Engine answers" in note and place.repository in note for note in notes)
+
+
+def test_make_validates_the_jobs_before_the_upload(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invalid(order: object) -> None:
+        raise UsageError("a job can request only one GPU model")
+
+    monkeypatch.setattr(make_build_and_test, "require_valid_jobs", invalid)
+    assert place.make().code == UsageError.code
+    assert (place.registry.written(), place.nodes.jobs(), records()) == ([], [], [])
+
+
+def test_status_asks_an_engine_that_make_cannot_use_only_without_a_cluster(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make` sees no engine if it cannot limit containers, and neither does `status` then."""
+
+    class Unlimited:
+        def require_bounds(self) -> None:
+            raise UnusableEngine("the engine cannot limit a container's memory", hint="see docker info")
+
+    place.make()
+    monkeypatch.setattr(status_command, "Engine", Unlimited)
+    assert envbuild("status", "sample").code == 0
+    monkeypatch.setattr(settings, "setting", lambda name: None)
+    asked = list[object]()
+    monkeypatch.setattr(image_status, "compute", lambda engine, loaded: asked.append(engine))
+    with pytest.raises(AttributeError):  # from the missing result of `compute`
+        envbuild("status", "sample")
+    assert isinstance(asked[0], Unlimited)
