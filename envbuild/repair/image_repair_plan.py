@@ -126,18 +126,21 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
     """The instructions of the Dockerfile after FROM."""
     install = environment_manager_detection.pip_words(held, "install")
     uninstall = environment_manager_detection.pip_words(held, "uninstall")
-    force = "--reinstall" if install[0] == "uv" else "--force-reinstall"
+    with_uv = install[0] == "uv"
+    force = "--reinstall" if with_uv else "--force-reinstall"
 
     def run(*words: str) -> str:
         return f"RUN {shlex.join(words)}"
 
     if changes.leftovers:
         yield run("rm", "--", *changes.leftovers)
-    if removed := (*changes.uninstall, *changes.overwriting):
+    # not --force-reinstall: it would also replace numpy and all other requirements by their newest versions
+    again = changes.reinstall_with_torch
+    if removed := (*changes.uninstall, *changes.overwriting, *(() if with_uv else again)):
         yield run(*uninstall, *removed)
     if changes.torch:
-        again = (force,) if _same_torch(held, changes) or changes.reinstall_with_torch else ()
-        yield run(*install, *again, f"torch=={changes.torch}", *changes.companions)
+        words = (word for name in again for word in ("--reinstall-package", name)) if with_uv else ()
+        yield run(*install, *words, f"torch=={changes.torch}", *changes.companions)
     if changes.rebuilt:
         options = ("--no-deps", force, *required_changes.index_options(held))
         yield run(*install, *options, *changes.rebuilt)
@@ -153,10 +156,6 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
         yield from _metadata_edits(held, pins)
     for name, value in changes.variables.items():
         yield f"ENV {container_definition_export.environment_pair(name, value)}"
-
-
-def _same_torch(held: Holdings, changes: Changes) -> bool:
-    return held.installed.get("torch", "").partition("+")[0] == changes.torch
 
 
 def _metadata_edits(held: Holdings, pins: dict[str, str]) -> Iterator[str]:

@@ -282,15 +282,18 @@ class _Steps:
                 f"torch bundles {', '.join(self.changes.bundled)}, so separately installed versions have no effect; "
                 f"to keep this torch: {shlex.join(self.source.run_with_fix())}"
             )
-        present = self.held.installed.get("torch", "")
-        again = (*(("torch",) if present.partition("+")[0] == torch else ()), *self.changes.reinstall_with_torch)
+        names = [Requirement(text).name for text in companions]
+        left = {Requirement(text).name for text in self.changes.companions} - set(names)
+        again = [name for name in self.changes.reinstall_with_torch if name not in left]
+        force: tuple[str, ...] = ()
         if "uv" in self._add():
             force = tuple(word for name in again for word in ("--reinstall-package", name))
-        else:
-            force = ("--force-reinstall",) if again and "poetry" not in self._add() else ()
+        elif again and "poetry" not in self._add():
+            # --force-reinstall would also replace numpy and all other requirements by their newest versions
+            does = f"remove {', '.join(again)}, which pip would keep"
+            yield Command(does, (*self.manager.pip("uninstall"), *again))
         project = self.manager.project if self.manager.kind == "uv-project" else None
         sources = environment_manager_detection.uv_sources(project) if project else frozenset()
-        names = [Requirement(text).name for text in companions]
         if chosen := [name for name in ("torch", *names) if name in sources]:
             self.warnings.append(
                 f"{project}/pyproject.toml takes {', '.join(chosen)} from a source of its own, under "

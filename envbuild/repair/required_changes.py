@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import VERSION_PATTERN, Version
 
@@ -55,8 +56,8 @@ class Changes:
     for the installed torchvision and torchaudio, to install together with `torch`; `rebuilt`: exact requirements for
     those that must become the same build as the installed torch, which stays; `packages`: other requirements to
     install; `variables`: environment variables to set; `reinstall`: distributions whose files were overwritten, with
-    their installed versions; `reinstall_with_torch`: the names of distributions to install again together with `torch`,
-    even if their version fits; `uninstall`: unrelated distributions to remove; `overwriting`: distributions to remove
+    their installed versions; `reinstall_with_torch`: the names of distributions to replace together with `torch`, which
+    pip and uv would keep because their version fits, torch itself among them; `uninstall`: unrelated distributions to remove; `overwriting`: distributions to remove
     because they overwrote files of those that torch requires; `leftovers`: files to remove that no distribution owns;
     `bundled`: libraries that the installed torch bundles, so that only a different torch changes their version."""
 
@@ -196,11 +197,11 @@ def _version_changes(
     # the new torch may require other versions of these than the installed ones
     with_torch = library_and_distribution_findings.torch_requirements(held) if torch else frozenset()
     companions = _companions(held) if torch else {}
-    labelled = [name for name, version in companions.items() if "+" in version]
+    again = _kept_by_resolver({"torch": held.installed.get("torch", ""), **companions}, torch) if torch else []
     return acted, Changes(
         found, torch, tuple(packages), variables,
         tuple(f"{name}=={held.installed[name]}" for name in damaged if name not in with_torch),
-        (*(name for name in damaged if name in with_torch), *labelled), tuple(_unrelated(held)), _overwriting(held),
+        (*again, *(name for name in damaged if name in with_torch)), tuple(_unrelated(held)), _overwriting(held),
         tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
         tuple(torch_companions.companion_requirement(name, torch) for name in companions if torch),
         tuple(_rebuilt_companions(held)) if now.gpus and not torch else (),
@@ -211,6 +212,22 @@ def _companions(held: Holdings) -> dict[str, str]:
     """The versions of the installed torchvision and torchaudio."""
     names = (name for name in database.torch_index().packages if name != "torch")
     return {name: held.installed[name] for name in names if name in held.installed}
+
+
+def _kept_by_resolver(installed: Mapping[str, str], torch: str) -> list[str]:
+    """The distributions that pip and uv would keep when this torch is installed, although they are a different build:
+    a requirement without a local label, such as ==0.22.*, accepts 0.22.1+cpu. `installed`: the versions of torch,
+    torchvision and torchaudio."""
+    kept = []
+    for name, version in installed.items():
+        if name == "torch":
+            fits = version.partition("+")[0] == torch
+        else:
+            wanted = Requirement(torch_companions.companion_requirement(name, torch)).specifier
+            fits = "+" in version and is_version(version) and wanted.contains(version, prereleases=True)
+        if fits:
+            kept.append(name)
+    return kept
 
 
 def _rebuilt_companions(held: Holdings) -> Iterator[str]:

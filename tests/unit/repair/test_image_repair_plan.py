@@ -146,12 +146,21 @@ def test_torch_for_the_cpu_is_a_change_of_torch(tmp_path: Path) -> None:
     place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
     assert plan(place.held(), None, gpus=(H20,)).dockerfile == (
         f"FROM {IMAGE}",
-        f"RUN {place.python} -m pip install --force-reinstall torch==2.7.1",
+        f"RUN {place.python} -m pip uninstall --yes torch",
+        f"RUN {place.python} -m pip install torch==2.7.1",
     )
     known: dict[str, Any] = {"profile": "mine", "cli_words": "mine", "claimed": True, "gpus": (H20,)}
     assert plan(place.held(), None, **known).profile_change == ("torch: 2.7.1", "cuda: '12.6'")
     place.made.wheel("torchvision", "0.22.1+cpu", {"torchvision/__init__.py": b""})
-    assert plan(place.held(), None, gpus=(H20,)).dockerfile[1].endswith(" torch==2.7.1 'torchvision==0.22.*'")
+    removed, added = plan(place.held(), None, gpus=(H20,)).dockerfile[1:]
+    assert removed.endswith(" uninstall --yes torch torchvision")
+    assert added.endswith(" install torch==2.7.1 'torchvision==0.22.*'")
+    shutil.rmtree(next(place.site.glob("pip-*")))
+    (added,) = plan(place.held(), None, gpus=(H20,)).dockerfile[1:]
+    assert added.endswith(
+        " --reinstall-package torch --reinstall-package torchvision torch==2.7.1 'torchvision==0.22.*'"
+    )
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
     shutil.rmtree(next(place.site.glob("torch-*")))
     place.made.torch("2.7.1", cuda="12.6")
     assert plan(place.held(), None, gpus=(H20,)).dockerfile[1] == (
@@ -170,7 +179,8 @@ def test_a_damaged_library_is_installed_again_with_the_new_torch(tmp_path: Path)
     torch = found.diagnosis.changes.torch
     assert found.dockerfile == (
         f"FROM {IMAGE}",
-        f"RUN {place.python} -m pip install --force-reinstall torch=={torch}",
+        f"RUN {place.python} -m pip uninstall --yes nvidia-nccl-cu12",
+        f"RUN {place.python} -m pip install torch=={torch}",
     )
 
 

@@ -536,9 +536,21 @@ def test_torchvision_and_torchaudio_for_the_cpu_are_replaced_with_torch(place: P
     assert "install the build of torchvision and torchaudio for the CUDA version of torch" in plan.commands[-1].does
     assert {"torchvision", "torchaudio"} <= plan.touched
     place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
-    assert place.plan(CPU_LOG).commands[-1].argv[1:] == (
-        "-m", "pip", "install", "--force-reinstall", "torch==2.7.1", "torchvision==0.22.*", "torchaudio==2.7.*",
-    )  # fmt: skip
+    assert [argv[1:] for argv in installs(place.plan(CPU_LOG))][-2:] == [
+        ("-m", "pip", "uninstall", "--yes", "torch", "torchvision", "torchaudio"),
+        ("-m", "pip", "install", "torch==2.7.1", "torchvision==0.22.*", "torchaudio==2.7.*"),
+    ], "--force-reinstall would also replace numpy"
+
+
+@pytest.mark.parametrize("pip", [False, True])
+def test_a_torchvision_that_does_not_fit_the_new_torch_is_replaced_without_force(place: Place, pip: bool) -> None:
+    """PyTorch's own package index gives each build a local label."""
+    with_torch(place, "2.14.0+cu130", "13.0", torchvision="0.29.0+cu130", torchaudio="2.11.0+cu130")
+    if pip:
+        place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    plan = place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n")
+    words = (str(place.python), "-m", "pip", "install") if pip else ("uv", "pip", "install", "--python", str(place.python))
+    assert installs(plan) == [(*words, "torch==2.10.0", "torchvision==0.25.*", "torchaudio==2.10.*")]
 
 
 def test_a_new_torch_gets_the_releases_of_torchvision_and_torchaudio_that_belong_to_it(place: Place) -> None:
@@ -619,9 +631,11 @@ def test_damaged_libraries_of_a_replaced_torch_keep_the_versions_of_the_new_one(
         ("--no-deps", "--reinstall", "nvidia-cudnn-cu12==9.1.0.70"),
     ]
     place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
-    assert place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n").commands[0].argv[3:] == (
-        "install", "--force-reinstall", f"torch=={torch}",
-    )  # fmt: skip
+    commands = installs(place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n"))
+    assert [argv[3:] for argv in commands[:2]] == [
+        ("uninstall", "--yes", "nvidia-nccl-cu12"),
+        ("install", f"torch=={torch}"),
+    ]
 
 
 def test_a_driver_that_is_not_a_version_is_passed_over(place: Place) -> None:
