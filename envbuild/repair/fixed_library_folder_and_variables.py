@@ -45,23 +45,25 @@ class ProgramEnvironment:
 def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -> ProgramEnvironment:
     """Return the variables that make a program load the fixed libraries.
 
-    Raises RepairRefused if a package must be installed to fix the fault, CheckFailed if no variable makes the loader
-    take the fixed libraries.
+    Raises RepairRefused if a package must be installed or removed to fix the fault, CheckFailed if no variable makes
+    the loader take the fixed libraries.
     """
     changes = plan.diagnosis.changes
+    removed = (*changes.uninstall, *changes.harmful_overwriting, *changes.harmful_leftovers)
     more = [
         what
         for what, needed in (
-            (f"torch {changes.torch}", changes.torch),
-            (f"{', '.join(changes.rebuilt)}", changes.rebuilt),
-            (f"{', '.join(changes.packages)}", changes.packages),
-            (f"{', '.join(changes.reinstall)} again", changes.reinstall),
+            (f"install torch {changes.torch}", changes.torch),
+            (f"install {', '.join(changes.rebuilt)}", changes.rebuilt),
+            (f"install {', '.join(changes.packages)}", changes.packages),
+            (f"install {', '.join(changes.reinstall)} again", changes.reinstall),
+            (f"remove {', '.join(removed)}", removed),
         )
         if needed
     ]
     if more:
         raise RepairRefused(
-            f"the fix must install {', '.join(more)}; other library files are not enough",
+            f"the fix must {', '.join(more)}; other library files are not enough",
             hint=f"see: {shlex.join(plan.source.fix())}",
         )
     variables: dict[str, str | None] = dict(changes.variables)

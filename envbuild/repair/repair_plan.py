@@ -202,7 +202,7 @@ def plan_repair(
 
 
 def _or_unchanged(changes: Changes, source: DiagnosisInput) -> str:
-    return "" if changes.needs_installation else f", or change nothing: {shlex.join(source.run_with_fix())}"
+    return "" if changes.needs_changed_packages else f", or change nothing: {shlex.join(source.run_with_fix())}"
 
 
 def package_folders(prefix: Path, held: Holdings) -> list[str]:
@@ -234,7 +234,7 @@ class _Steps:
 
     def instead(self, reason: str) -> Iterator[Command]:
         """The commands that leave the environment as it is. `reason`: why it cannot be changed."""
-        if not self.changes.needs_installation:
+        if not self.changes.needs_changed_packages:
             yield Command(f"{reason}: start the program with fixed libraries instead", self.source.run_with_fix())
         elif self.changes.torch:
             requirements = (f"torch=={self.changes.torch}", *self.changes.companions, *self.changes.packages)

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -81,11 +82,24 @@ class Changes:
         return not any((*installs, self.variables, *removals))
 
     @property
-    def needs_installation(self) -> bool:
-        """Whether a package must be installed, so that it is not enough to load different library files. A torch that
-        is only replaced because of its `bundled` libraries can be kept."""
+    def needs_changed_packages(self) -> bool:
+        """Whether packages must be installed or removed, so that it is not enough to load different library files. A
+        torch that is only replaced because of its `bundled` libraries can be kept."""
         torch = self.torch is not None and not self.bundled
-        return torch or any((self.rebuilt, self.packages, self.reinstall))
+        removals = (self.uninstall, self.harmful_overwriting, self.harmful_leftovers)
+        return torch or any((self.rebuilt, self.packages, self.reinstall, *removals))
+
+    @property
+    def harmful_overwriting(self) -> tuple[str, ...]:
+        """`overwriting`, if a program would still load the overwritten files with the pinned libraries."""
+        return self.overwriting if all(pin.installed for pin in self.pins) else ()
+
+    @property
+    def harmful_leftovers(self) -> tuple[str, ...]:
+        """The leftovers that a program would still load with the pinned libraries from a different folder."""
+        missing = "|".join(re.escape(pin.library) for pin in self.pins if not pin.installed)
+        replaced = re.compile(rf"lib({missing})(Lt|_[a-z_]+)?\.so" if missing else r"(?!)")
+        return tuple(path for path in self.leftovers if not replaced.match(PurePosixPath(path).name))
 
 
 @dataclass(frozen=True)
