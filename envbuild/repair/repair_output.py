@@ -140,7 +140,7 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
         yield f"  fix: {remedy}"
     for warning in plan.warnings:
         yield f"Warning: {warning}"
-    if plan.refused and (plan.commands or plan.overrides):
+    if plan.refused and (plan.commands or plan.overrides or not plan.diagnosis.changes.empty):
         yield f"--apply would refuse: {plan.refused[0]}; {plan.refused[1]}"
     elif apply and (plan.commands or plan.overrides):
         yield "To let envbuild run these commands, back up the replaced files and test the result:"
