@@ -419,14 +419,14 @@ class _Steps:
             if owned:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
                 return text, f"run the conda commands above{_or_unchanged(self.changes, self.source)}"
+        if not any(not command.shell for command in commands):
+            return "the fix only changes shell variables, or must be done by hand", "see above"
         locked = [folder for folder in package_folders(manager.prefix, self.held) if not os.access(folder, os.W_OK)]
         if locked:
             return (
                 f"no permission to write to {', '.join(locked)}",
                 f"repeat it as the owner{_or_unchanged(self.changes, self.source)}",
             )
-        if not any(not command.shell for command in commands):
-            return "the fix only changes shell variables, or must be done by hand", "see above"
         return None
 
     def _conda_library(self, pin: LibraryPin) -> CondaPackage | None:
