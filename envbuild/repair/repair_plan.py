@@ -362,10 +362,9 @@ class _Steps:
 
     @property
     def _uv(self) -> tuple[str, ...]:
-        """The first words of a command of uv that changes this environment of a project: without the variable, uv
-        changes the folder .venv."""
-        prefix = self.manager.prefix
-        return ("uv",) if prefix.name == ".venv" else ("env", f"UV_PROJECT_ENVIRONMENT={prefix}", "uv")
+        """The first words of a command of uv that changes this environment of a project: the shell may have a different
+        value of the variable, and without the variable uv changes the folder .venv."""
+        return ("env", f"UV_PROJECT_ENVIRONMENT={self.manager.prefix}", "uv")
 
     def metadata(self) -> Iterator[MetadataPin]:
         """The requirements that contradict the pins, in METADATA files that pip or uv installed."""
