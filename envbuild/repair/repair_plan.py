@@ -355,8 +355,9 @@ class _Steps:
         if self.manager.kind == "uv-project":
             return (*self._uv, "add", "--project", str(self.manager.project))
         if self.manager.kind == "poetry" and self.manager.project:
-            # Poetry changes the active environment, which may be a different one
-            environment = ("env", f"VIRTUAL_ENV={self.manager.prefix}")
+            # Poetry changes the active environment, which may be a different one. It ignores VIRTUAL_ENV in the
+            # environment base of conda.
+            environment = ("env", "-u", "CONDA_DEFAULT_ENV", f"VIRTUAL_ENV={self.manager.prefix}")
             return (*environment, "poetry", "--directory", str(self.manager.project), "add")
         return self.manager.pip("install")
 
