@@ -320,6 +320,11 @@ class _Steps:
         """The command that installs builds for the CUDA version of the installed torch."""
         if not requirements:
             return
+        commands = {"uv-project": "`uv sync` and `uv run`", "poetry": "`poetry install` and `poetry sync`"}
+        if again := commands.get(self.manager.kind):
+            self.warnings.append(
+                f"the project's lock may contain the old build: {again} bring it back; run the command again after them"
+            )
         options = ("--no-deps", self._reinstall, *required_changes.index_options(self.held))
         yield Command(" and ".join(_builds(requirements)), (*self.manager.pip("install"), *options, *requirements))
 
