@@ -381,7 +381,10 @@ class _Steps:
         for owner, requirement in library_and_distribution_findings.held_requirements(self.held):
             pin = pins.get(canonicalize_name(requirement.name))
             file = self.files.get(owner)
-            if pin is None or file is None or not self._is_inside(file):
+            if pin is None or file is None:
+                continue
+            # the system's Python also has the packages in ~/.local, which is outside its folder
+            if self.manager.kind != "system" and not self._is_inside(file):
                 continue
             if requirement.specifier.contains(pin.version, prereleases=True):
                 continue
