@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, get_args
@@ -169,6 +169,12 @@ def overwritten_libraries(held: Holdings) -> Iterator[OverwrittenLibrary]:
             yield OverwrittenLibrary(altered.path, wanted, present, tuple(sorted(dependents)))
 
 
+def requirement_clause(dependents: Sequence[str], required: str) -> str:
+    """The clause "a requires x" or "a and b require x"."""
+    *others, last = dependents
+    return f"{', '.join(others)} and {last} require {required}" if others else f"{last} requires {required}"
+
+
 def torch_requirements(held: Holdings) -> frozenset[str]:
     """Return torch and the installed distributions that it requires, directly or indirectly."""
     requirements = list(held_requirements(held))
@@ -189,7 +195,7 @@ def _overwritten(held: Holdings) -> Iterator[Finding]:
         text = f"{paths[0]}{more} is the file of {present}, which overwrote that of {wanted}; torch requires {wanted}"
         remedy = f"reinstall {wanted}" if dependents else f"uninstall {present}, then reinstall {wanted}"
         if dependents:
-            text += f"; {', '.join(dependents)} requires {present}"
+            text += f"; {requirement_clause(dependents, present)}"
         yield Finding("overwritten-library", "defect", text, remedy)
 
 

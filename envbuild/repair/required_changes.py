@@ -527,8 +527,9 @@ def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
         if item.dependents
     ):
         wanted, overwriting, dependents = item
+        required = library_and_distribution_findings.requirement_clause(dependents, overwriting)
         yield (
-            f"{wanted} and {overwriting} contain the same files, and {', '.join(dependents)} requires {overwriting}: "
+            f"{wanted} and {overwriting} contain the same files, and {required}: "
             f"each installation of {overwriting} overwrites the files that torch requires; use two environments"
         )
     for finding in audited.findings:
