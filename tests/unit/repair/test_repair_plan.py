@@ -16,14 +16,22 @@ from pathlib import Path
 import pytest
 from selftest.environments import SONAMES, Environment, built, extension, good, library, virtual
 
-from envbuild.audit import collected_environment, environment_audit
+from envbuild.audit import collected_environment, environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import Holdings
 from envbuild.cli import audit as audit_command
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
-from envbuild.repair import environment_manager_detection, repair_plan, repair_run, required_changes
+from envbuild.repair import (
+    environment_manager_detection,
+    fixed_library_folder_and_variables,
+    repair_output,
+    repair_plan,
+    repair_run,
+    required_changes,
+)
 from envbuild.repair.repair_plan import RepairPlan
+from envbuild.repair.required_changes import Changes, LibraryPin
 from envbuild.runners import host_runner
 from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
@@ -203,7 +211,8 @@ def test_a_uv_project_gets_an_override(place: Place) -> None:
     assert plan.metadata == ()
     moved = dataclasses.replace(plan.manager, prefix=place.prefix.parent / ".venv")
     steps = repair_plan._Steps(place.held(), moved, plan.diagnosis.changes, {}, plan.source)
-    assert [command.argv for command in steps.commands()] == [words]
+    own = ("env", f"UV_PROJECT_ENVIRONMENT={moved.prefix}")
+    assert [command.argv for command in steps.commands()] == [(*own, *words)], "the shell may have another value"
 
 
 def test_a_uv_project_that_takes_torch_from_the_index_for_the_cpu(place: Place) -> None:
@@ -236,7 +245,8 @@ def test_poetry_changes_this_environment_not_the_active_one(place: Place) -> Non
     (place.prefix.parent / "poetry.lock").write_text("")
     with_torch(place, "2.7.1+cpu", None)
     assert installs(place.plan(CPU_LOG))[-1] == (
-        "env", f"VIRTUAL_ENV={place.prefix}", "poetry", "--directory", str(place.prefix.parent), "add", "torch==2.7.1",
+        "env", "-u", "CONDA_DEFAULT_ENV", f"VIRTUAL_ENV={place.prefix}",
+        "poetry", "--directory", str(place.prefix.parent), "add", "torch==2.7.1",
     )  # fmt: skip
 
 
@@ -250,6 +260,58 @@ def test_a_torch_of_the_system_cannot_be_fixed_from_a_virtual_environment(place:
     assert plan.manager.kind == "pip"
     assert [argv[:2] for argv in installs(plan)] == [("envbuild", "run")] and plan.metadata == ()
     assert plan.refused and plan.refused[0] == f"torch is installed in {place.site}, outside this environment"
+
+
+def outside(place: Place) -> Holdings:
+    """The environment's contents as a virtual environment reads them that takes torch from the system's packages."""
+    held = place.held()
+    own = place.prefix.parent / "own"
+    own.mkdir()
+    (place.prefix / "pyvenv.cfg").rename(own / "pyvenv.cfg")
+    return held.model_copy(update={"python": held.python.model_copy(update={"prefix": str(own)})})
+
+
+def test_other_library_files_do_not_replace_the_unrelated_apex(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    place.made.wheel("apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b""})
+    held = outside(place)
+    plan = place.plan(None, held)
+    assert plan.diagnosis.changes.needs_changed_packages and installs(plan) == []
+    assert plan.refused and "envbuild run" not in plan.refused[1]
+    with pytest.raises(repair_run.RepairRefused, match="the fix must remove apex; other library files"):
+        fixed_library_folder_and_variables.program_environment(plan, held, print)
+
+
+def test_a_leftover_is_harmless_only_if_its_library_is_loaded_from_a_different_folder() -> None:
+    paths = ("/v/nvidia/cublas/lib/libcublasLt.so.12", "/v/nvidia/nccl/lib/libnccl.so.2")
+    pin = LibraryPin("cublas", "nvidia-cublas-cu12", "12.4.5.8", None)
+    assert Changes((pin,), leftovers=paths).harmful_leftovers == paths[1:]
+    assert not Changes((pin,), leftovers=paths[:1]).needs_changed_packages
+    assert Changes((dataclasses.replace(pin, installed=True),), leftovers=paths[:1]).needs_changed_packages
+
+
+def test_an_environment_that_no_command_can_fix_is_reported_with_the_reason(place: Place) -> None:
+    with_torch(place, "2.7.1", "12.6", torchvision="0.22.1+cpu")
+    plan = place.plan("NVIDIA H20, driver 570.86.10\n", outside(place))
+    assert [argv for argv in installs(plan) if argv[0] != "export"] == []
+    lines = list(repair_output.repair_lines(plan, "2.7.1", [], None))
+    assert any(line.startswith("Found: companion-build") for line in lines)
+    reason = f"torch is installed in {place.site}, outside this environment; install torch in a virtual environment"
+    assert f"--apply would refuse: {reason}" in lines
+
+
+def test_a_variable_of_the_shell_needs_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = placed(tmp_path, good)
+    with_runpath(place)
+    old = tmp_path.resolve() / "old"
+    for kind in ("cublas", "cublasLt"):
+        place.made.put(old / SONAMES[kind], library(kind, "12.1.3.1"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/other:{old}")
+    held = place.held()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    plan = place.plan(held=held)
+    assert [argv[0] for argv in installs(plan)] == ["export"]
+    assert plan.refused and plan.refused[0].startswith("the fix only changes shell variables")
 
 
 def test_a_system_that_forbids_pip_needs_a_virtual_environment_for_another_torch(place: Place) -> None:
@@ -296,6 +358,15 @@ def test_the_systems_python_is_refused(place: Place) -> None:
     assert plan.refused and "system's Python" in plan.refused[0]
     assert installs(plan) == [("envbuild", "run", "--with-fix", "--python", str(place.python), "--", "PROGRAM")]
     assert plan.metadata == ()
+
+
+def test_a_torch_of_the_user_with_the_systems_python_keeps_its_pin(place: Place, tmp_path: Path) -> None:
+    """As pip installs it in ~/.local, outside the folder of the system's Python."""
+    held = place.held()
+    own = held.model_copy(update={"python": held.python.model_copy(update={"prefix": str(tmp_path / "usr")})})
+    plan = place.plan(held=own)
+    assert plan.manager.kind == "system"
+    assert [pin.file for pin in plan.metadata] == [metadata(place)]
 
 
 def test_the_command_that_changes_nothing_can_be_pasted(place: Place, tmp_path: Path) -> None:
@@ -483,6 +554,15 @@ def test_two_distributions_that_own_one_path(tmp_path: Path) -> None:
     assert plan.commands[-1].argv[-3:] == ("--no-deps", "--reinstall", "nvidia-nccl-cu12==2.26.2")
 
 
+@pytest.mark.parametrize(
+    ("owners", "clause"),
+    [(("one",), "one requires"), (("one", "two"), "one and two require"), (("a", "b", "c"), "a, b and c require")],
+)
+def test_several_packages_that_require_an_overwriting_one_are_a_plural(owners: Sequence[str], clause: str) -> None:
+    wanted = "nvidia-nccl-cu13"
+    assert library_and_distribution_findings.requirement_clause(owners, wanted) == f"{clause} {wanted}"
+
+
 def test_the_unrelated_apex_is_removed(tmp_path: Path) -> None:
     place = placed(tmp_path, good)
     place.made.wheel("apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b""})
@@ -549,7 +629,9 @@ def test_a_torchvision_that_does_not_fit_the_new_torch_is_replaced_without_force
     if pip:
         place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
     plan = place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n")
-    words = (str(place.python), "-m", "pip", "install") if pip else ("uv", "pip", "install", "--python", str(place.python))
+    words = (
+        (str(place.python), "-m", "pip", "install") if pip else ("uv", "pip", "install", "--python", str(place.python))
+    )
     assert installs(plan) == [(*words, "torch==2.10.0", "torchvision==0.25.*", "torchaudio==2.10.*")]
 
 
@@ -570,6 +652,15 @@ def test_torchvision_for_the_cpu_with_a_torch_for_cuda_is_replaced_alone(place: 
         plan.diagnosis.problems
     )
     assert plan.diagnosis.changes.torch is None and "torchvision" in plan.touched
+    assert not [text for text in plan.warnings if "old build" in text]
+
+
+@pytest.mark.parametrize(("lock", "commands"), [("uv.lock", "`uv sync` and `uv run`"), ("poetry.lock", "`poetry ")])
+def test_a_project_brings_the_old_build_of_torchvision_back(place: Place, lock: str, commands: str) -> None:
+    with_torch(place, "2.7.1", "12.6", torchvision="0.22.1+cpu")
+    (place.prefix.parent / lock).write_text('[[package]]\nname = "torch"\n')
+    (warning,) = [text for text in place.plan("NVIDIA H20, driver 570.86.10\n").warnings if "old build" in text]
+    assert commands in warning and warning.endswith("run the command again after them")
 
 
 @pytest.mark.parametrize(
