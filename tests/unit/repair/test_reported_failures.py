@@ -70,9 +70,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch(folder, "2.11.0", "13.0", ["nvidia-nccl-cu13==2.28.9"], libtorch_cuda(("nccl",)))
     torch(folder, OLDER_TORCH, "12.8", ["nvidia-nccl-cu12==2.26.2"], libtorch_cuda(("nccl",)))
     recorded(folder, "apex", "0.9.10.dev0", files={"apex/__init__.py": b"", "apex/views.py": b""})
+    recorded(folder, "numpy", "2.3.1")
     recorded(folder, "torchvision", "0.18.1", ["torch==2.3.1"])
     recorded(folder, "torchvision", "0.22.0", ["torch==2.7.0"])
-    recorded(folder, "torchvision", "0.22.1", ["torch==2.7.1"])
+    recorded(folder, "torchvision", "0.22.1", ["torch==2.7.1", "numpy"])
     recorded(folder, "torchaudio", "2.7.1", ["torch==2.7.1"])
     recorded(folder, "torchaudio", "2.11.0")
     return folder
@@ -331,6 +332,26 @@ def test_torchvision_and_torchaudio_for_the_cpu_are_replaced_with_torch(tmp_path
     found = {path.name.removesuffix(".dist-info") for path in venv.site.glob("torch*.dist-info")}
     assert found == {"torch-2.7.1", "torchvision-0.22.1", "torchaudio-2.7.1"}
     assert venv.fix()["state"] == "healthy"
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(venv.files()) == before
+
+
+def test_pip_replaces_torchvision_for_the_cpu_and_keeps_numpy(tmp_path: Path, wheels: Path) -> None:
+    """The package index has a newer numpy, which --force-reinstall would install."""
+    own = tmp_path / "own"
+    own.mkdir()
+    torch(own, "2.7.1+cpu", None, ["numpy"])
+    recorded(own, "torchvision", "0.22.1+cpu", ["torch==2.7.1", "numpy"])
+    recorded(own, "numpy", "1.26.4")
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    installed_by_uv(tmp_path / "venv", *map(str, own.glob("*.whl")))
+    (tmp_path / "train.log").write_text(CPU_LOG)
+    venv = Venv((tmp_path / "venv").resolve(), tmp_path / "train.log")
+    before = contents(venv.files())
+    document = venv.fix("--apply")
+    assert [row["argv"][3] for row in document["commands"]] == ["uninstall", "install"]
+    found = {path.name.removesuffix(".dist-info") for path in venv.site.glob("[tn]*.dist-info")}
+    assert found == {"torch-2.7.1", "torchvision-0.22.1", "numpy-1.26.4", "nvidia_nccl_cu12-2.26.2"}
     assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
     assert contents(venv.files()) == before
 
