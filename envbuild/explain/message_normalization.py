@@ -170,7 +170,7 @@ def _terminal_width(lines: Sequence[tuple[str, str]]) -> int | None:
 def _unbroken(lines: Sequence[tuple[str, str]], index: int, width: int) -> str:
     """Returns the text that a terminal broke at `width`, from the line at `index` on."""
     file, text = lines[index]
-    for other, following in lines[index + 1 :]:
+    for other, following in lines[index + 1 : index + 2 + _LONGEST // width]:
         if other != file or len(text) > _LONGEST:
             break
         text += following

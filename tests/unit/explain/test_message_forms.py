@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -161,6 +162,20 @@ def test_a_message_that_a_terminal_broke_at_any_column_is_joined(width: int) -> 
         "the first forward pass of the model on this node"
     )
     assert causes(broken_at(width, text)) == ["extension-of-other-torch"]
+
+
+def test_only_the_lines_that_can_be_joined_are_copied() -> None:
+    class Lines(list[tuple[str, str]]):
+        copied = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            self.copied += len(found) if isinstance(key, slice) else 0
+            return found
+
+    lines = Lines(("", f"{number:040}") for number in range(1000))
+    assert len(list(message_normalization.joined(lines))) >= 999
+    assert lines.copied < 10 * len(lines)
 
 
 def broken_at(width: int, text: str) -> str:
