@@ -32,8 +32,13 @@ def required_texts(pattern: SearchPattern) -> tuple[bytes, ...]:
 
 
 _LEAST, _SHARE, _POSSIBLE = 12, 0.55, 6
-"""The least number of bytes, and share, of a text after which the rest of the text is known; and the number of bytes
-after which a different rest is possible."""
+"""The least number of bytes, and share, of a text after which the rest of the text is known; and the number of bytes: a
+text that shares at least so many, and has another rest, prevents the completion."""
+_LETTERS, _SHARE_WITHOUT_LETTERS = 3, 0.8
+"""If the line ends in fewer letters of an unfinished word than the first number, the second is the least share."""
+_UNFINISHED_WORD = re.compile(rb"(?:[a-z]{%d}|[^\x00-\x7f])\Z" % _LETTERS)
+_SIGNAL = re.compile(rb"\bsig(?!nal)[a-z]")
+"""The beginning of a signal's name. Names of several signals begin like this."""
 _TWO_WORDS = re.compile(rb"[a-z0](?=[^a-z0]+[a-z0])|[^\x00-\x7f]")
 
 
@@ -45,13 +50,25 @@ def rest_of_text(beginning: str) -> str:
     for text in _texts_of_words():
         known = text.find(shape[-_POSSIBLE:]) + _POSSIBLE
         if known >= _POSSIBLE and shape.endswith(text[:known]):
-            sure = known >= max(_LEAST, _SHARE * len(text)) and _TWO_WORDS.search(text[:known]) is not None
-            rests[text[known:]] = sure or rests.get(text[known:], False)
+            rests[text[known:]] = _sure(text[:known], text[known:]) or rests.get(text[known:], False)
     longest = max((rest for rest, sure in rests.items() if sure), key=len, default=b"")
     if not all(longest.startswith(rest) or rest.startswith(longest) for rest in rests):
         return ""
     rest = longest.decode("utf-8", "ignore")
     return "" if not rest or (_in_word(beginning[-1]) and not _in_word(rest[0])) else rest
+
+
+def _sure(known: bytes, rest: bytes) -> bool:
+    """Whether the rest of a text follows from its known beginning."""
+    in_word = _UNFINISHED_WORD.search(known) is not None and not rest.startswith(b"_")
+    share = _SHARE if in_word else _SHARE_WITHOUT_LETTERS
+    names = _SIGNAL.finditer(known + rest)
+    return (
+        len(known) >= max(_LEAST, share * (len(known) + len(rest)))
+        and _TWO_WORDS.search(known) is not None
+        and b"0" not in rest  # in shapes, 0 is any digit
+        and all(name.end() < len(known) for name in names)
+    )
 
 
 def _in_word(letter: str) -> bool:

@@ -192,6 +192,12 @@ def broken_at(width: int, text: str) -> str:
         ("OSError: libcudart.so.12: cannot open", []),  # the log ends after a word
         ("RuntimeError: cuDNN error: CUDNN_ST", []),  # several messages begin like this
         ("File 'x.py', line 3\nRuntimeErro", []),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIG", []),
+        ("Received signal SI", []),
+        ("Received signal SIG", []),
+        ("process 1 terminated with s", []),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT", []),
+        ("the worker exited with 13", []),
     ],
 )
 def test_a_message_in_which_the_log_ends_is_completed_if_only_one_is_possible(text: str, found: list[str]) -> None:
