@@ -63,6 +63,9 @@ _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # full-width punctu
 _ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
 """An escaped line break, as in a JSON string. Before a small letter, the two characters may be part of a Windows
 path."""
+_HAN = re.compile("[\u4e00-\u9fff]{2}")
+_ASCII_LETTERS = re.compile("[A-Za-z]")
+_NO_LETTERS = bytes(code for code in range(256) if not chr(code).isalpha() or code >= 128)
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
 
@@ -369,12 +372,24 @@ def _text(raw: bytes) -> str:
 
 
 def _decoded(raw: bytes) -> str:
-    """Decodes UTF-8, or GB18030 (GBK) if most of the characters outside ASCII are not UTF-8: programs on Windows in
-    Chinese write GBK."""
+    """Decodes UTF-8. If bytes are invalid, each line is decoded on its own, because programs of one log may write in
+    different encodings."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return raw.decode("utf-8")
+    return "\n".join(map(_decoded_line, raw.split(b"\n")))
+
+
+def _decoded_line(raw: bytes) -> str:
+    """Decodes UTF-8, or GB18030 (GBK), which programs on Windows in Chinese write, if most of the characters outside
+    ASCII are not UTF-8 and the result is Chinese. The result is not Chinese if no two Chinese characters are adjacent,
+    or if one of them contains an ASCII letter: the text is in Latin-1, for example."""
     text = raw.decode("utf-8", "replace")
-    if not text.isascii() and 2 * text.count("\ufffd") > len(text) - len(text.encode("ascii", "ignore")):
+    wrong = text.count("\ufffd") - raw.count("\ufffd".encode())
+    if 2 * wrong > len(text) - len(text.encode("ascii", "ignore")):
         with contextlib.suppress(UnicodeDecodeError):
-            return raw.decode("gb18030")
+            chinese = raw.decode("gb18030")
+            if _HAN.search(chinese) and len(_ASCII_LETTERS.findall(chinese)) == len(raw.translate(None, _NO_LETTERS)):
+                return chinese
     return text
 
 

@@ -57,6 +57,27 @@ def test_a_few_bytes_that_are_not_utf_8_do_not_change_the_encoding() -> None:
     assert log_reader_and_search.Log(raw).lines[0].text.startswith("训练开始")
 
 
+@pytest.mark.parametrize(
+    "raw",
+    ["Ger\ufffdt ist".encode(), b"Ger\xe4t ist", b"OSError: Auf dem Ger\xe4t ist kein Speicherplatz", b"gr\xf6\xdfe"],
+)
+def test_text_that_is_not_chinese_is_not_decoded_as_chinese(raw: bytes) -> None:
+    assert log_reader_and_search.Log(raw).lines[0].text == raw.decode("utf-8", "replace")
+
+
+def test_a_message_in_latin_1_is_recognised() -> None:
+    raw = b"cp: Auf dem Ger\xe4t ist kein Speicherplatz mehr verf\xfcgbar\n"
+    explanation = cause_ranking.explain(log_reader_and_search.Log(raw))
+    assert [match.id for match in explanation.matches] == ["disk-full"]
+
+
+def test_lines_in_different_encodings_are_read() -> None:
+    texts = [("页面文件太小，无法完成操作", "gb18030"), ("训练开始，每个进程一张卡", "utf-8"), ("内存不足", "gb18030")]
+    for order in (texts, texts[::-1]):
+        log = log_reader_and_search.Log(b"\n".join(text.encode(encoding) for text, encoding in order))
+        assert [line.text for line in log.lines] == [text.replace("，", ",") for text, _ in order]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
 def test_output_of_powershell_is_read(encoding: str) -> None:
     raw = "step 1\nRuntimeError: CUDA out of memory.\n".encode(encoding)
