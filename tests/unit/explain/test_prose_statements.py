@@ -246,6 +246,7 @@ def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str)
         ("it crashes while loading\nYou can increase the page file.", "host-memory"),
         ("it crashes\nI recommend setting a larger page file", "host-memory"),
         ("加载模型时崩溃\n增大虚拟内存", "host-memory"),
+        ("加载模型时崩溃\n> - 增大虚拟内存", "host-memory"),
         ("加载模型时崩溃\n建议增大一下虚拟内存", "host-memory"),
         ("加载模型时崩溃，可以增大虚拟内存试试", "host-memory"),
         ("the GPU works; CUDA out of memory was not the cause: it was a KeyError", "gpu-memory"),
@@ -274,6 +275,8 @@ def test_what_is_denied_or_heard_or_about_something_else_names_no_cause(text: st
         ("it crashed while loading\nI increased the page file, and that solved it", "host-memory"),
         ("it stops while loading\nset the page file to 60 GB", "host-memory"),
         ("加载模型时崩溃\n增大虚拟内存之后解决了", "host-memory"),
+        ("加载模型时崩溃\n我已经增大虚拟内存", "host-memory"),
+        ("加载模型时崩溃\n我最后增大虚拟内存, 崩溃消失了", "host-memory"),
         ("加载模型时崩溃，我把虚拟内存增大到 60GB 才行", "host-memory"),
     ],
 )
