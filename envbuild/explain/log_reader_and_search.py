@@ -57,7 +57,7 @@ _WRITTEN_STARTS = (b"^[[", b"1b[", b"1B[", b"033[", b"\\e[", b"\x9b[", b"\xbd[")
 _COLOURS = re.compile(rb"\[[0-9]{1,3}(?:;[0-9]{1,3}){0,5}m")
 _COLOUR_ENDS = (b"[0m", b"[00m", b"[39m", b"[0;0m")
 """Colours whose escape character is missing, as in text that was copied from a web page; and the sequences that end a
-colour, without which such text is not a colour."""
+colour: in a line without one of them, such text is not a colour."""
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # full-width punctuation, digits and letters -> ASCII
 _ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
@@ -397,7 +397,11 @@ def _without_colours(raw: bytes) -> bytes:
     """Removes control sequences without an escape character: those in another form, and colours."""
     if any(start in raw for start in _WRITTEN_STARTS):
         raw = _WRITTEN_ESCAPES.sub(b"", raw)
-    return _COLOURS.sub(b"", raw) if any(end in raw for end in _COLOUR_ENDS) else raw
+    if not any(end in raw for end in _COLOUR_ENDS):
+        return raw
+    return b"\n".join(
+        _COLOURS.sub(b"", line) if any(end in line for end in _COLOUR_ENDS) else line for line in raw.split(b"\n")
+    )
 
 
 def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:

@@ -136,6 +136,11 @@ def test_other_text_in_brackets_is_kept(text: str) -> None:
     assert log_reader_and_search.Log(text.encode()).lines[0].text == text
 
 
+def test_colours_are_removed_only_from_lines_in_which_a_colour_ends() -> None:
+    log = log_reader_and_search.Log(b"took [35m]\n[31mError[0m: x\ntook [35m]\nlast\n")
+    assert [line.text for line in log.lines] == ["took [35m]", "Error: x", "took [35m]", "last"]
+
+
 def test_half_a_character_as_an_escape_is_readable() -> None:
     log = '{"event": "reached \\ud83c", "a": 1}\ntorch.OutOfMemoryError: CUDA out of memory\n'
     assert "out of memory" in piped(log)
