@@ -1,6 +1,7 @@
 """Renders an explanation as text or Markdown that a person can paste into a bug report. Pure.
 
-Each cause has the sections Cause, Found, Fix, Prove and Sources. Lines have at most COLUMNS columns.
+Each cause has the sections Cause (or Possible cause), Found and Fix; then Prove if a command can test the fix, and
+Sources if any are cited. Lines have at most COLUMNS columns.
 """
 
 from __future__ import annotations

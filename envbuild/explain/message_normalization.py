@@ -54,12 +54,15 @@ _TRIGGERS = tuple(
         r"\[pod/", r"\[container/", r"default", r"rank", r"worker", r"Z ", r"^> ", r"\d: ",
     )
 )  # fmt: skip
-"""Patterns of texts in the lines that `normalized` changes. A text stands for its shape: 0 is any digit."""
+"""Patterns of texts in most of the lines that `normalized` changes. A text stands for its shape: 0 is any digit. Other
+changed lines have none of these texts: for example, if only a <p>, <u> or <tt>, an ideographic full stop, or one space
+at the end is changed."""
 _MOST_PREFIXES = 3
 
 
 def form_patterns() -> tuple[re.Pattern[str], ...]:
-    """Returns patterns whose required texts are in every line that `normalized` changes."""
+    """Returns patterns whose required texts are in most of the lines that `normalized` changes. Changed lines without
+    these texts are searched only as they are."""
     return _TRIGGERS
 
 

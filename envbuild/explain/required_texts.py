@@ -32,10 +32,10 @@ def required_texts(pattern: SearchPattern) -> tuple[bytes, ...]:
 
 
 _LEAST, _SHARE, _POSSIBLE = 12, 0.55, 6
-"""The least number of bytes, and share, of a text after which the rest of the text is known; and the number of bytes: a
-text that shares at least so many, and has another rest, prevents the completion."""
+"""The least number of bytes, and share, of a text after which the rest of the text is known. The third number: a
+text that shares at least so many bytes with the end of the line, and has a different rest, prevents the completion."""
 _LETTERS, _SHARE_WITHOUT_LETTERS = 3, 0.8
-"""If the line ends in fewer letters of an unfinished word than the first number, the second is the least share."""
+"""If the line has fewer letters of the unfinished word than the first number, the second replaces _SHARE."""
 _UNFINISHED_WORD = re.compile(rb"(?:[a-z]{%d}|[^\x00-\x7f])\Z" % _LETTERS)
 _SIGNAL = re.compile(rb"\bsig(?!nal)[a-z]")
 """The beginning of a signal's name. Names of several signals begin like this."""
