@@ -63,7 +63,8 @@ _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # full-width punctu
 _ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
 """An escaped line break, as in a JSON string. Before a small letter, the two characters may be part of a Windows
 path."""
-_HAN = re.compile("[\u4e00-\u9fff]{2}")
+_HAN = {1: re.compile("[\u4e00-\u9fff]"), 2: re.compile("[\u4e00-\u9fff]{2}")}
+"""One Chinese character, and two adjacent ones."""
 _ASCII_LETTERS = re.compile("[A-Za-z]")
 _NO_LETTERS = bytes(code for code in range(256) if not chr(code).isalpha() or code >= 128)
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
@@ -373,24 +374,29 @@ def _text(raw: bytes) -> str:
 
 def _decoded(raw: bytes) -> str:
     """Decodes UTF-8. If bytes are invalid, each line is decoded on its own, because programs of one log may write in
-    different encodings."""
+    different encodings: programs on Windows in Chinese write GB18030 (GBK)."""
     with contextlib.suppress(UnicodeDecodeError):
         return raw.decode("utf-8")
-    return "\n".join(map(_decoded_line, raw.split(b"\n")))
+    lines = raw.split(b"\n")
+    least = 1 if any(_chinese(line, 2) for line in lines) else 2
+    return "\n".join(_chinese(line, least) or line.decode("utf-8", "replace") for line in lines)
 
 
-def _decoded_line(raw: bytes) -> str:
-    """Decodes UTF-8, or GB18030 (GBK), which programs on Windows in Chinese write, if most of the characters outside
-    ASCII are not UTF-8 and the result is Chinese. The result is not Chinese if no two Chinese characters are adjacent,
-    or if one of them contains an ASCII letter: the text is in Latin-1, for example."""
+def _chinese(raw: bytes, least: int) -> str:
+    """Decodes GB18030. "" if the text is not in this encoding: if most of its characters outside ASCII are UTF-8, if it
+    does not have `least` adjacent Chinese characters, or if ASCII letters are parts of Chinese characters, as when text
+    in Latin-1 is decoded."""
+    if raw.isascii():
+        return ""
     text = raw.decode("utf-8", "replace")
     wrong = text.count("\ufffd") - raw.count("\ufffd".encode())
     if 2 * wrong > len(text) - len(text.encode("ascii", "ignore")):
         with contextlib.suppress(UnicodeDecodeError):
             chinese = raw.decode("gb18030")
-            if _HAN.search(chinese) and len(_ASCII_LETTERS.findall(chinese)) == len(raw.translate(None, _NO_LETTERS)):
+            letters = len(_ASCII_LETTERS.findall(chinese))
+            if _HAN[least].search(chinese) and letters == len(raw.translate(None, _NO_LETTERS)):
                 return chinese
-    return text
+    return ""
 
 
 def _without_colours(raw: bytes) -> bytes:

@@ -48,7 +48,7 @@ def test_control_sequences_go_and_text_stays() -> None:
 
 
 def test_output_of_windows_in_chinese_is_read() -> None:
-    text = "训练开始\n页面文件太小，无法完成操作。\nstep 1\n"
+    text = "训练开始\n页面文件太小，无法完成操作。\nstep 1\n用 3090 跑\n"
     assert lines(log_reader_and_search.Log(text.encode("gb18030"))) == lines(log_reader_and_search.Log(text.encode()))
 
 
