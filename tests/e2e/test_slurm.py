@@ -151,8 +151,8 @@ def test_an_image_is_made_and_verified_without_an_engine(place: Place, remote: s
     """It has the same id as the image in the engine. The nodes' engine pulls it from the registry. Then it is published
     with its evidence."""
     before = docker("image", "ls", "--quiet", f"envbuild/{place.quick.name}")
-    built = place.start("build").finish(600)
-    assert (built.code, built.document["state"], built.document["image"]) == (0, "computed", place.quick.id), built.words
+    made = place.start("build").finish(600)
+    assert (made.code, made.document["state"], made.document["image"]) == (0, "computed", place.quick.id), made.words
     done = place.start("make").finish(900)
     assert (done.code, done.document["state"], done.document["image"]) == (0, "verified", place.quick.id), done.words
     names = [step["name"] for step in done.document["steps"]]
