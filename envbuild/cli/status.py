@@ -164,8 +164,8 @@ def _all(as_json: bool) -> None:
 
 def _engine() -> Engine | None:
     """Return the engine; None, after a note, if `make` could not use it and the settings name a cluster whose registry
-    holds the images instead. Raises EngineError if no engine answers and there is no such cluster, SettingsError if
-    the settings of the cluster are invalid."""
+    holds the images instead. Raises EngineError if no engine answers and the settings name no cluster with a registry,
+    SettingsError if the settings of the cluster are invalid."""
     found: Engine | None = None
     try:
         found = Engine()

@@ -54,21 +54,23 @@ def patterns() -> tuple[SearchPattern, ...]:
 def rewritten(text: str) -> str:
     """Replaces localized messages in a line with the English messages, and adds the signal after an exit status."""
     lower = text.lower()
-    for english, form, required in _forms():
-        if any(needed in lower for needed in required):
-            text = form.sub(english, text)
+    # a form with several of its texts in the line is tried once
+    for english, form in dict.fromkeys([form for needed, form in _forms() if needed in lower]):
+        text = form.sub(english, text)
     for pattern in _EXITS:
         text = pattern.sub(_with_signal, text)
     return text
 
 
 @cache
-def _forms() -> tuple[tuple[str, SearchPattern, tuple[str, ...]], ...]:
-    """Returns each English message with one of its patterns, and texts of which every match contains one."""
+def _forms() -> tuple[tuple[str, tuple[str, SearchPattern]], ...]:
+    """Returns each English message with one of its patterns, once for each of the texts of which every match of the
+    pattern contains one."""
     return tuple(
-        (row.english, form, tuple(text.decode() for text in required_texts.required_texts(form)) or ("",))
+        (needed.decode(), (row.english, form))
         for row in log_signatures.system_messages()
         for form in row.forms
+        for needed in required_texts.required_texts(form) or (b"",)
     )
 
 

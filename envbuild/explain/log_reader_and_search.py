@@ -247,12 +247,13 @@ class _Index:
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
         self._where = list(shapes.values())
         words: set[bytes] = set()
+        self._words: bytes | None = None
         for shape in shapes:
             words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
             if len(words) > _MOST_WORDS:  # random text: its words exclude no pattern, and would need too much memory
-                words = {self._joined}
                 break
-        self._words = b" ".join(words)
+        else:
+            self._words = b" ".join(words)
         # cache of text -> shapes, because many patterns search for the same text
         self._held: dict[bytes, tuple[int, ...]] = {}
 
@@ -274,7 +275,7 @@ class _Index:
         if not text.isascii() and text not in self._foreign:
             return
         word = max(text.translate(_LETTERS).split(), key=len, default=b"")
-        if len(word) >= _WORD and word not in self._words:
+        if len(word) >= _WORD and self._words is not None and word not in self._words:
             return
         place = -1
         for _ in range(TRIED // 2):
