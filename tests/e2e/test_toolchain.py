@@ -162,6 +162,7 @@ def test_nvcc_from_wheels_compiles_and_a_pin_of_cublas_changes_its_layer(
     driver = {"minimum": "550.54.14", "compat": compat(scratch)}  # too old for CUDA 13 without forward compatibility
     name = named(indexed, f"e2e-nvcc-{run_id}", torch="2.11.0", gpus=["h200"], driver=driver,
                  pins={"cublas": {"version": "13.1.1.3", "reason": "as a test"}})  # fmt: skip
+    shutil.copy(indexed.lock(name), indexed.lock(f"{name}-devel"))  # both keep its Debian packages
     tag = built(indexed, f"{name}-devel")
     assert tag.startswith(f"envbuild/{name}-devel:")
     (scratch / "a.cu").write_text(SOURCE, encoding="utf-8")
