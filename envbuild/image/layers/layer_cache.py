@@ -17,9 +17,8 @@ from typing import IO, Protocol, cast
 from isal import igzip
 
 from envbuild.fetch import sha256_file_store
-from envbuild.image.layers.layer_writer import WrittenLayer
+from envbuild.image.layers.layer_writer import WrittenLayer, drop, require_digest
 from envbuild.util import atomic_files, strict_and_canonical_json, temporary_files, user_folders
-from envbuild.util.errors import BuildError
 
 _BLOCK = 1 << 20
 _FOLDER, _BLOBS = "layers", "layers/blobs"
@@ -71,38 +70,40 @@ def _known(key: str) -> WrittenLayer | None:
 
 
 def stream_layer(
-    recipe: LayerRecipe, packed: Callable[[bytes], object] = len, plain: Callable[[bytes], object] = len
+    recipe: LayerRecipe, packed: Callable[[bytes], object] = drop, plain: Callable[[bytes], object] = drop
 ) -> WrittenLayer:
     """Write the layer of a recipe, and cache its digests. `packed` gets the bytes of the blob, `plain` those of the tar
-    in it; both are dropped by default. Raises what the recipe's `write` raises."""
+    in it. Raises what the recipe's `write` raises."""
     if not recipe.keeps_blob:
         return _written(recipe, packed, plain)
     layer = write_blob(recipe, _blobs())
     blob = _blob(_blobs(), layer)
     with blob.open("rb") as stream:
         _copy(stream, packed)
-    if plain is not len:
+    if plain is not drop:
         with cast(IO[bytes], igzip.open(blob, "rb")) as stream:  # type: ignore[no-untyped-call]
             _copy(stream, plain)
     return layer
 
 
-def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object] = len) -> WrittenLayer:
+def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object]) -> WrittenLayer:
     """Write the layer of a recipe, even if it is cached, and cache its digests. `watch` gets the bytes of the blob, and
     may raise an error to stop. Raises BuildError if the layer differs from the cached one, and what the recipe's
     `write` raises."""
+
+    def receive(block: bytes) -> None:
+        """Receive the tar, so that its digest is computed too."""
+
     known = known_layer(recipe)
-    layer = recipe.write(watch, len)
-    if known and layer != known:
-        raise BuildError(
-            f"not reproducible: a layer has the digest {layer.digest}, before {known.digest}",
-            hint="please report this: layers must be reproducible",
-        )
+    layer = recipe.write(watch, receive)
+    if known:
+        require_digest(layer.digest, known.digest)
+        require_digest(layer.diff_id, known.diff_id)
     _note(recipe, layer)
     return layer
 
 
-def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], object] = len) -> WrittenLayer:
+def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], object] = drop) -> WrittenLayer:
     """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless the folder has
     that file undamaged. `watch` gets the bytes of the blob, and may raise an error to stop. Raises what the recipe's
     `write` raises."""
@@ -121,14 +122,16 @@ def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], objec
             watch(block)
             stream.write(block)
 
-        layer = (_written if in_cache else stream_layer)(recipe, receive, len)
+        layer = (_written if in_cache else stream_layer)(recipe, receive)
         stream.flush()
         made.chmod(0o644)
         made.replace(_blob(folder, layer))
     return layer
 
 
-def _written(recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+def _written(
+    recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Callable[[bytes], object] = drop
+) -> WrittenLayer:
     layer = recipe.write(packed, plain)
     _note(recipe, layer)
     return layer

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_writer import (
     WRITER_VERSION,
     LayerEntry,
@@ -18,7 +19,7 @@ from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_reader import WheelReader, open_wheel
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import strict_and_canonical_json
-from envbuild.util.errors import HashMismatch
+from envbuild.util.errors import BuildError, HashMismatch, LockError
 
 
 @dataclass(frozen=True)
@@ -51,24 +52,41 @@ class WheelLayer:
         )
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer as layer_writer.write_layer does.
+        """Write the layer as layer_writer.write_layer does. Of a layer in the cache, only what is received is computed,
+        and its digest shows whether a wheel was damaged since.
 
         Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError
-        if a file of one wheel is a folder of another.
+        if a file of one wheel is a folder of another, BuildError if the layer is not the one in the cache.
         """
-        with files_of_wheels(self.wheels, self.python) as files:
+        known = layer_cache.known_layer(self)
+        if known is None:
+            return self._write(packed, plain, None)
+        try:
+            return self._write(packed, plain, known)
+        except (BuildError, LockError):
+            with files_of_wheels(self.wheels, self.python):  # raises HashMismatch if a damaged wheel is the reason
+                raise
+
+    def _write(
+        self, packed: Callable[[bytes], object], plain: Callable[[bytes], object], known: WrittenLayer | None
+    ) -> WrittenLayer:
+        with files_of_wheels(self.wheels, self.python, hashed=known is None) as files:
             entries = overriding_files(files.values(), dict(self.pins)) if self.pins else files.values()
-            return write_layer(entries, packed, plain)
+            return write_layer(entries, packed, plain, known)
 
 
 @contextlib.contextmanager
-def files_of_wheels(wheels: Iterable[WheelOfLayer], python: str) -> Iterator[dict[str, LayerEntry]]:
-    """Yield the files of wheels by path, while the wheels are open."""
+def files_of_wheels(
+    wheels: Iterable[WheelOfLayer], python: str, *, hashed: bool = True
+) -> Iterator[dict[str, LayerEntry]]:
+    """Yield the files of wheels by path, while the wheels are open. `hashed`: compare the sha256 of each wheel first.
+    Raises HashMismatch and WheelRefused."""
     with contextlib.ExitStack() as stack:
         files: dict[str, LayerEntry] = {}
         for wheel in wheels:
             reader = stack.enter_context(open_wheel(wheel.file))
-            _require_sha256(reader, wheel)
+            if hashed:
+                _require_sha256(reader, wheel)
             files |= {entry.path: entry for entry in installed_files(reader, python)}
         yield files
 

@@ -238,7 +238,7 @@ class WheelReader:
         be empty. Raises WheelRefused, at the latest after the last pair, unless size, CRC and the end of the stream
         match."""
         if member in self._texts:
-            yield from ((packed, b"") for packed in self._packed(member))
+            yield from self.packed_blocks(member)
             yield b"", self._texts[member]
             return
         size = crc = 0
@@ -254,6 +254,10 @@ class WheelReader:
             raise self.refused(member.name, f"{size} bytes, recorded: {member.size}")
         if crc != member.crc:
             raise self.refused(member.name, "wrong CRC")
+
+    def packed_blocks(self, member: WheelMember) -> Iterator[tuple[bytes, bytes]]:
+        """Yield pairs like `blocks`, without the inflated bytes and without checking anything."""
+        return ((packed, b"") for packed in self._packed(member))
 
     def _packed(self, member: WheelMember) -> Iterator[bytes]:
         position, end = member.offset, member.offset + member.packed_size

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_cache import LayerRecipe
-from envbuild.image.layers.layer_writer import WrittenLayer
+from envbuild.image.layers.layer_writer import WrittenLayer, require_digest
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.parallel_layer_tasks import StopSignal, run_layer_tasks
-from envbuild.util.errors import BuildError
 
 _BLOCK = 1 << 20
 _WAITING = 16  # the most blocks that wait between the writer and the reader of a layer
@@ -105,9 +104,4 @@ def blob_blocks(
                     waiting.get(timeout=0.05)
             raise
         written = writing.result()
-    found = written.diff_id if plain else written.digest
-    if found != digest:
-        raise BuildError(
-            f"not reproducible: a layer has the digest {found}, before {digest}",
-            hint="please report this: layers must be reproducible",
-        )
+    require_digest(written.diff_id if plain else written.digest, digest)

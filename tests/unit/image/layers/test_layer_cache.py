@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.image.layers import layer_cache, layer_writer, wheel_layers
 from envbuild.image.layers.layer_cache import known_layer, stream_layer, write_blob
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
+from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.util import user_folders
-from envbuild.util.errors import HashMismatch, LockError
+from envbuild.util.errors import BuildError, HashMismatch, LockError
 from unit.image.layers.odd_wheels import odd_wheel
 from unit.image.layers.uv_oracle import read_layer
 
@@ -105,6 +109,50 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(recipe: WheelLayer) -> No
     assert known_layer(recipe) is None
 
 
+@pytest.mark.parametrize("wanted", ["packed", "plain"])
+def test_a_known_layer_is_written_again_with_the_same_bytes(
+    recipe: WheelLayer, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = io.BytesIO(), io.BytesIO()
+    layer = stream_layer(recipe, **{wanted: first.write})
+    if wanted == "packed":  # nothing but METADATA, RECORD and the like is inflated
+        monkeypatch.setattr(WheelReader, "blocks", _only_texts(WheelReader.blocks))
+    assert stream_layer(recipe, **{wanted: again.write}) == layer
+    assert again.getvalue() == first.getvalue() != b""
+
+
+def _only_texts(blocks: Callable[..., object]) -> Callable[..., object]:
+    def reading(reader: WheelReader, member: WheelMember) -> object:
+        assert ".dist-info/" in member.name
+        return blocks(reader, member)
+
+    return reading
+
+
+@pytest.mark.parametrize("wanted", ["packed", "plain"])
+def test_a_wheel_that_was_damaged_since_is_found(recipe: WheelLayer, wanted: str) -> None:
+    layer = stream_layer(recipe)
+    wheel = recipe.wheels[1].file
+    with zipfile.ZipFile(wheel) as archive:
+        member = archive.getinfo("two/a.py")
+    raw = bytearray(wheel.read_bytes())
+    raw[member.header_offset + 30 + len(member.filename) + 2] ^= 1
+    wheel.write_bytes(raw)
+    with pytest.raises(HashMismatch, match=r"two-1\.0.*is not the locked wheel"):
+        stream_layer(recipe, **{wanted: len})
+    assert known_layer(recipe) == layer
+
+
+@pytest.mark.parametrize("wanted", ["packed", "plain"])
+def test_a_layer_that_is_not_the_known_one_is_an_error(recipe: WheelLayer, wanted: str) -> None:
+    other = layer_writer.WrittenLayer("sha256:" + "0" * 64, 1, "sha256:" + "1" * 64, 1)
+    layer_cache._note(recipe, other)
+    with pytest.raises(BuildError, match="not reproducible: a layer has the digest sha256:"):
+        stream_layer(recipe, **{wanted: len})
+    with pytest.raises(BuildError, match="not reproducible"):
+        layer_cache.write_again(recipe, len)
+
+
 # blobs
 
 
@@ -141,6 +189,7 @@ import sys
 from pathlib import Path
 from envbuild.image.layers.layer_cache import write_blob
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
+from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 wheel, sha256, folder = sys.argv[1:]
 recipe = WheelLayer("3.11", (WheelOfLayer(Path(wheel), sha256),))
 print("begins", flush=True)

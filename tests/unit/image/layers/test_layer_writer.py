@@ -260,13 +260,13 @@ def test_a_header_is_what_tarfile_reads(path: str, size: int) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(st.binary(max_size=100_000), min_size=1, max_size=5))
 def test_the_bytes_do_not_depend_on_how_they_arrive(parts: list[bytes]) -> None:
-    one, other = (layer_writer._Writer(len, len) for _ in range(2))
+    one, other = (layer_writer._Writer(len, len, None) for _ in range(2))
     for part in parts:
         one.store(part)
     other.store(b"".join(parts))
     one.end_stored()
     other.end_stored()
-    assert one.packed_sha256.digest() == other.packed_sha256.digest()
+    assert one._packed_sha256.digest() == other._packed_sha256.digest()
 
 
 # wheels with false metadata
