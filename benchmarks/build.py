@@ -32,10 +32,11 @@ from stock import PINS, Stock
 from ways import Dockerfile, Ours, Way, ways
 
 CASES = (
-    "builds", "direct", "here", "plain", "link", "lock", "commands", "shared", "pulls", "containerd", "proved",
+    "builds", "direct", "here", "engine", "plain", "link", "lock", "commands", "shared", "pulls", "containerd",
+    "proved",
 )  # fmt: skip
 # Cases that need the wheels or the image of the first pin to exist already.
-_BUILT = {"here", "link", "commands"}
+_BUILT = {"here", "engine", "link", "commands"}
 _DISK = 4 << 30
 _FOLDER = Path("/var/tmp/envbuild-bench")
 _MARK = ".envbuild-bench"  # the file that marks another folder as one of this benchmark
@@ -140,6 +141,8 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
                 rounds.one(way, number)
         if "here" in only:
             rounds.here(ours)
+        if "engine" in only:
+            rounds.loaded(ours)
         if "direct" in only:
             rounds.without_engine(ours, number)
     if "plain" in only:

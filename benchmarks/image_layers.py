@@ -3,6 +3,7 @@
 python benchmarks/image_layers.py write NAME                    write all layers again, as `verify --rebuild` does
 python benchmarks/image_layers.py push NAME REGISTRY/NAME       find what is missing, and push it, as `push` does
 python benchmarks/image_layers.py push-zstd NAME REGISTRY/NAME  the same as `push --zstd`
+python benchmarks/image_layers.py archive NAME FILE [OTHER]     write what an engine gets that has the image of OTHER
 
 The commands `verify --rebuild` and `push` do more: they check and send evidence, which needs a verified image.
 """
@@ -10,12 +11,15 @@ The commands `verify --rebuild` and `push` do more: they check and send evidence
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from options import program
 
 from envbuild.image import registry_push, zstd_push
-from envbuild.image.oci import image_upload
+from envbuild.image.oci import image_upload, layout_export
+from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.layer_steps import write_layers
 from envbuild.pipeline.step_context import StepContext
@@ -24,14 +28,23 @@ from envbuild.registry.registry_client import Repository
 
 def main() -> None:
     work, name, *targets = sys.argv[1:]
-    context = StepContext(lambda event: None)
-    loaded = load_profile(name).value
-    plan = resolve_profile(loaded).value
-    lock = lock_file.current_lock(loaded, plan)
-    image = write_layers(context, plan, lock, (), again=work == "write").value
+    lock, image = _layers(name, again=work == "write")
+    if work == "archive":
+        file, *others = targets
+        left_out = {layer.diff_id for other in others for layer in _layers(other)[1].layers}
+        with Path(file).open("wb") as stream:
+            stream.writelines(layout_export.archive(image, {}, docker_tag=f"{name}:1", plain=True, left_out=left_out))
+        return
     for target in targets:
         send = zstd_push.push_layers if work == "push-zstd" else image_upload.upload_image
         send(Repository(registry_push.parse_repository(target)), image, lock.short, lambda line: None)
+
+
+def _layers(name: str, *, again: bool = False) -> tuple[Lock, OciImage]:
+    loaded = load_profile(name).value
+    plan = resolve_profile(loaded).value
+    lock = lock_file.current_lock(loaded, plan)
+    return lock, write_layers(StepContext(lambda event: None), plan, lock, (), again=again).value
 
 
 if __name__ == "__main__":

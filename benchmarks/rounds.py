@@ -3,11 +3,13 @@ measured."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import watch
 from arena import Arena
@@ -15,6 +17,8 @@ from libraries import twice
 from registry import Registry
 from stock import PINS, SHARING, Stock, sharing
 from ways import Dockerfile, Ours, Way
+
+_MEMORY = Path("/dev/shm")
 
 Say = Callable[[str], None]
 
@@ -116,6 +120,22 @@ class Rounds:
         self.timed("second GPU", ours, ours.build_second)
         self.note("second GPU", ours.name, engine=self.arena.used() - before)
         self.timed("nothing changed", ours, lambda: ours.build(PINS[0]))
+
+    def loaded(self, ours: Ours) -> None:
+        """Let an empty engine load an archive that is complete in memory, and then one with the layers of a changed
+        pin: the time in which no tool can be faster that loads an image into this engine."""
+        self.arena.empty()
+        file = _MEMORY / f"envbuild-bench-{os.getpid()}.tar"
+        cases = (("engine's load, whole image", PINS[0], ()), ("engine's load, pin changed", PINS[2], PINS[:1]))
+        for case, pin, others in cases:
+            try:
+                ours.archive(pin, file, *others)
+                os.sync()
+                begin = time.perf_counter()
+                self.arena.docker("load", "--quiet", "--input", file)
+                self.note(case, "the archive in memory", seconds=time.perf_counter() - begin)
+            finally:
+                file.unlink(missing_ok=True)
 
     def shared(self, ours: Ours) -> None:
         """Push the images of profiles that share one torch to a new registry. Measure the bytes that it stores for the

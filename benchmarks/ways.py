@@ -138,6 +138,10 @@ class Ours:
         """Write all layers again and compare their digests, as `verify --rebuild` does."""
         self._layers("write", BENCH)
 
+    def archive(self, pin: str, file: Path, *others: str) -> None:
+        """Write the archive that an engine gets to load this image. `others`: the pins of images that it has."""
+        self._layers("archive", profile(pin), str(file), *map(profile, others))
+
     def export(self, folder: Path) -> None:
         """Write the image as an OCI layout."""
         run(self.stock, "export", "oci", BENCH, str(folder))

@@ -17,7 +17,7 @@ from typing import IO, Protocol, cast
 from isal import igzip
 
 from envbuild.fetch import sha256_file_store
-from envbuild.image.layers.layer_writer import WrittenLayer, drop, require_digest
+from envbuild.image.layers.layer_writer import WrittenLayer, drop, require_same_layer
 from envbuild.util import atomic_files, strict_and_canonical_json, temporary_files, user_folders
 
 _BLOCK = 1 << 20
@@ -97,8 +97,8 @@ def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object]) -> Writte
     known = known_layer(recipe)
     layer = recipe.write(watch, receive)
     if known:
-        require_digest(layer.digest, known.digest)
-        require_digest(layer.diff_id, known.diff_id)
+        require_same_layer(layer.digest, known.digest)
+        require_same_layer(layer.diff_id, known.diff_id)
     _note(recipe, layer)
     return layer
 

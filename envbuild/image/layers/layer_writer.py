@@ -117,7 +117,7 @@ def write_layer(
     return writer.written(files)
 
 
-def require_digest(found: str, before: str) -> None:
+def require_same_layer(found: str, before: str) -> None:
     """Raise BuildError if a layer has another digest than before."""
     if found != before:
         raise BuildError(
@@ -189,9 +189,9 @@ class _Writer:
         if self._known is None:
             return WrittenLayer(digest, self._packed_size, diff_id, self._plain_size, tuple(files))
         if self._packed:
-            require_digest(digest, self._known.digest)
+            require_same_layer(digest, self._known.digest)
         if self._plain:
-            require_digest(diff_id, self._known.diff_id)
+            require_same_layer(diff_id, self._known.diff_id)
         return self._known
 
     def _add_member(self, content: WheelContent) -> str | None:

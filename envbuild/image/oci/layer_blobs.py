@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_cache import LayerRecipe
-from envbuild.image.layers.layer_writer import WrittenLayer, require_digest
+from envbuild.image.layers.layer_writer import WrittenLayer, require_same_layer
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.parallel_layer_tasks import StopSignal, run_layer_tasks
 
@@ -104,4 +104,4 @@ def blob_blocks(
                     waiting.get(timeout=0.05)
             raise
         written = writing.result()
-    require_digest(written.diff_id if plain else written.digest, digest)
+    require_same_layer(written.diff_id if plain else written.digest, digest)
