@@ -103,7 +103,7 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
     proved = built = False
     if not isinstance(images, EngineError) and lock and current and not options.no_cache:
         image = images.find(lock)
-        built = image is not None
+        built = image is not None and images.holds(image)
         if image:
             proved = is_proved(profile_proofs_and_image_states.proofs_of(image.id, loaded.name, profile, lock))
     machine = ProofMachine("local") if proved else _machine(images, profile, options)

@@ -31,6 +31,9 @@ class EngineImages:
     def find(self, lock: Lock) -> Image | None:
         return lock_image_lookup_and_recipe.existing_image(self.engine, lock)
 
+    def holds(self, image: Image) -> bool:
+        return True  # `find` looks for it in the engine
+
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
         """Runs those of the steps "extensions", "build", "load" and "audit" that are needed."""
         return image_steps.find_or_build_image(self._context, recipe, no_cache=no_cache)

@@ -30,6 +30,10 @@ class ImageStore(Protocol):
         """Return the audited image of a lock, or None."""
         ...
 
+    def holds(self, image: Image) -> bool:
+        """Whether the store has an image that `find` returned, so that no layer must be sent."""
+        ...
+
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
         """Return the image of a recipe: an existing one, or a new one, which is audited. Runs the steps that are
         needed. `no_cache`: write its layers again."""

@@ -53,6 +53,9 @@ class RegistryImages:
         records = lock_image_lookup_and_recipe.matching_records(lock)
         return next(map(lock_image_lookup_and_recipe.recorded_image, records), None)
 
+    def holds(self, image: Image) -> bool:
+        return registry_push.find_pushed(self._place, image.id) is not None
+
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
         """Runs those of the steps "build", "push" and "audit" that are needed. Raises BuildError before the upload if
         an extension is not compiled, which needs an engine."""

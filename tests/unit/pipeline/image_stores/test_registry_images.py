@@ -248,8 +248,10 @@ def test_a_repeated_run_finds_the_image_and_its_evidence(place: Place) -> None:
 
 def test_an_image_that_the_registry_lost_is_uploaded_without_another_audit(place: Place) -> None:
     place.make()
+    assert place.make("--dry-run").document["fetch_bytes"] == 0
     place.registry.manifests.clear()
     place.registry.blobs.clear()
+    assert place.make("--dry-run").document["fetch_bytes"] > 0, "the layers are written again"
     assert place.make().code == 0 and place.tag in place.registry.manifests
     assert len(place.nodes.jobs()) == 2
 
