@@ -288,9 +288,11 @@ class _Steps:
         force: tuple[str, ...] = ()
         if "uv" in self._add():
             force = tuple(word for name in again for word in ("--reinstall-package", name))
-        elif again and "poetry" not in self._add():
-            # --force-reinstall would also replace numpy and all other requirements by their newest versions
-            does = f"remove {', '.join(again)}, which pip would keep"
+        elif again:
+            # pip's --force-reinstall would also replace numpy and all other requirements by their newest versions, and
+            # `poetry add` has no such option
+            tool = "Poetry" if "poetry" in self._add() else "pip"
+            does = f"remove {', '.join(again)}, which {tool} would keep"
             yield Command(does, (*self.manager.pip("uninstall"), *again))
         project = self.manager.project if self.manager.kind == "uv-project" else None
         sources = environment_manager_detection.uv_sources(project) if project else frozenset()

@@ -58,10 +58,10 @@ class Changes:
     those that must become the same build as the installed torch, which stays; `packages`: other requirements to
     install; `variables`: environment variables to set; `reinstall`: distributions whose files were overwritten, with
     their installed versions; `reinstall_with_torch`: the names of distributions to replace together with `torch`, which
-    pip and uv would keep because their version fits, torch itself among them; `uninstall`: unrelated distributions to
-    remove; `overwriting`: distributions to remove because they overwrote files of those that torch requires;
-    `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed torch bundles, so
-    that only a different torch changes their version."""
+    pip, uv and Poetry would keep because their version fits, torch itself among them; `uninstall`: unrelated
+    distributions to remove; `overwriting`: distributions to remove because they overwrote files of those that torch
+    requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed torch
+    bundles, so that only a different torch changes their version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None

@@ -250,6 +250,21 @@ def test_poetry_changes_this_environment_not_the_active_one(place: Place) -> Non
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("pip", [False, True])
+def test_poetry_installs_what_it_would_keep_because_the_version_fits(place: Place, pip: bool) -> None:
+    """`poetry add` changes nothing if the installed version fits, and has no option that installs it again."""
+    (place.prefix.parent / "poetry.lock").write_text("")
+    with_torch(place, "2.7.1", None, torchvision="0.22.1+cu128", torchaudio="2.6.0+cu124")
+    if pip:
+        place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    remove, add = place.plan(CPU_LOG).commands
+    python = str(place.python)
+    words = (python, "-m", "pip", "uninstall", "--yes") if pip else ("uv", "pip", "uninstall", "--python", python)
+    assert remove.argv == (*words, "torch", "torchvision")
+    assert remove.does == "remove torch, torchvision, which Poetry would keep"
+    assert add.argv[-4:] == ("add", "torch==2.7.1", "torchvision==0.22.*", "torchaudio==2.7.*")
+
+
 def test_a_torch_of_the_system_cannot_be_fixed_from_a_virtual_environment(place: Place, tmp_path: Path) -> None:
     """pip would install a second cuBLAS in the virtual environment, and the system's torch would not load it."""
     held = place.held()
