@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from selftest.named import RECORDED
 
-from envbuild.facts import database, fact_file_reader, mixed_gpu_settings, probe_catalogue_reader
+from envbuild.facts import database, fact_file_reader, log_signatures, mixed_gpu_settings, probe_catalogue_reader
 from envbuild.facts.advisory_model import Advisory, Change, Match, Shows, Situation
 from envbuild.facts.fact_field_types import VersionRange
 from envbuild.util import yaml_and_project_paths
@@ -483,6 +483,13 @@ def test_where_sources_conflict_the_caution_names_both() -> None:
     hopper = advisory("cublas-hopper-fpe")
     assert "HunyuanVideo" in str(hopper.caution) and "NVIDIA" in str(hopper.caution)
     assert "Tencent-Hunyuan/HunyuanVideo#11" in hopper.cite
+
+
+def test_no_remedy_names_a_pip_that_may_belong_to_another_environment() -> None:
+    """Commands are made for the environment that is repaired: its own pip, uv or conda."""
+    remedies = {row.id: row.remedy for row in database.advisories()}
+    remedies |= {row.id: row.remedy or "" for row in log_signatures.signatures().values() if row.remedy}
+    assert [name for name, text in remedies.items() if re.search(r"\bpip3? (un)?install\b", text)] == []
 
 
 def test_the_end_of_cuda_12_builds_is_cited_as_decided() -> None:
