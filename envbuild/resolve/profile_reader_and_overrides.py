@@ -130,7 +130,7 @@ def _require(
         return left
 
     for text, place in found.lines if isinstance(packages, list) else ():
-        requirement = kept(text, place)
+        requirement = _bounded_companion(kept(text, place), torch, exact)
         if requirement:
             merged.places[("packages", len(packages))] = place
             packages.append(requirement)
@@ -182,6 +182,20 @@ def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str
     if library and database.is_cuda_library(name) and name != database.distribution_of(library, release.cuda):
         return "", f"torch {torch} is built for CUDA {release.cuda}, and has its own {library}"
     return None
+
+
+def _bounded_companion(text: str, torch: str, exact: Mapping[str, tuple[str, str]]) -> str:
+    """The requirement; with the series that belongs to the profile's torch if it names torchaudio without an exact
+    version, because a resolver would choose a newer release."""
+    requirement, release = _parsed(text), database.torch_release(torch.partition("+")[0])
+    if requirement is None or requirement.url or release is None:
+        return text
+    name = str(canonicalize_name(requirement.name))
+    pinned = any(one.operator in ("==", "===") for one in requirement.specifier)
+    if name in exact or pinned or name not in database.torch_index().packages:
+        return text
+    requirement.specifier &= SpecifierSet(torch_companions.missing_bound(name, release.version))
+    return str(requirement)
 
 
 def _fits_torch(requirement: Requirement, torch: str) -> bool:

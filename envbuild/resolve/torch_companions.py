@@ -14,6 +14,13 @@ def companion_series(name: str, torch: str) -> str:
     return f"0.{version.minor + 15}" if name == "torchvision" else f"{version.major}.{version.minor}"
 
 
+def missing_bound(name: str, torch: str) -> str:
+    """The bound that a resolver needs to choose a release that belongs to a torch 2 release; empty if the metadata of
+    all releases of `name` lead to one. The releases of torchaudio that require no torch fit only newer ones."""
+    series = companion_series(name, torch)
+    return f"=={series}.*" if name == "torchaudio" and Version(series) < _FREE_TORCHAUDIO else ""
+
+
 def companion_requirement(name: str, torch: str) -> str:
     """The requirement for the releases of torchvision or torchaudio that belong to a torch 2 release.
 

@@ -152,6 +152,33 @@ def test_lines_that_belong_to_another_torch_give_way_to_the_profile(project: Pat
     assert "beta<2" in plan.constraints and plan.inputs["wheels"] != plan_of(project, SMALL).inputs["wheels"]
 
 
+@pytest.mark.parametrize(
+    ("torch", "line", "package"),
+    [
+        ("2.7.1", "torchaudio", "torchaudio==2.7.*"),
+        ("2.7.1", "torchaudio==2.6.0", "torchaudio==2.7.*"),
+        ("2.7.1", "torchaudio>=2.1; sys_platform == 'linux'", 'torchaudio==2.7.*,>=2.1; sys_platform == "linux"'),
+        ("2.7.1", "torchaudio==2.7.0", "torchaudio==2.7.0"),
+        ("2.7.1", "torchvision", "torchvision"),  # each release requires its own torch
+        ("2.11.0", "torchaudio", "torchaudio"),
+    ],
+)
+def test_torchaudio_belongs_to_the_torch_of_the_profile(project: Path, torch: str, line: str, package: str) -> None:
+    """torchaudio 2.11 and newer require no torch, so a resolver would choose them for every torch."""
+    write_profile(project, {**SMALL, "torch": torch})
+    (project / "requirements.txt").write_text(f"{line}\n", encoding="utf-8")
+    loaded = profile_reader_and_overrides.load("sample", None, project / "requirements.txt")
+    assert loaded.profile.packages == (package,)
+
+
+def test_an_exact_torchaudio_of_the_command_line_gets_no_bound(project: Path) -> None:
+    write_profile(project, {**SMALL, "torch": "2.7.1"})
+    (project / "requirements.txt").write_text("torchaudio\n", encoding="utf-8")
+    pins = {"torchaudio": "2.11.0"}
+    loaded = profile_reader_and_overrides.load("sample", pins, project / "requirements.txt")
+    assert not any("2.7" in one for one in loaded.profile.packages)
+
+
 def test_what_the_profile_compiles_is_not_looked_up_on_the_index(project: Path) -> None:
     built = {"name": "flash-attn", "sdist": {"sha256": "0" * 64}, "modules": ["flash_attn_2_cuda"]}
     write_profile(project, {**SMALL, "extensions": [built]})
