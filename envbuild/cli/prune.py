@@ -8,7 +8,7 @@ import click
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
 from envbuild.image import image_and_cache_pruning, lock_paths_of_built_images
-from envbuild.image.docker_engine import Engine
+from envbuild.image.docker_engine import Engine, UnusableEngine
 from envbuild.image.image_and_cache_pruning import Removable
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -21,11 +21,13 @@ from envbuild.util.errors import LockError, printable
 
 @dataclass(frozen=True)
 class PrunedItems:
-    """The document of `prune`. `state`: kept with --dry-run, else removed. `bytes`: the size of all items together."""
+    """The document of `prune`. `state`: kept with --dry-run, else removed. `bytes`: the size of all items together.
+    `images_skipped`: why images were not looked at, null if they were."""
 
     state: Literal["removed", "kept"]
     items: tuple[Removable, ...]
     bytes: int
+    images_skipped: str | None
 
 
 @click.command("prune", short_help="Remove old images and caches.")
@@ -38,28 +40,44 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     Keeps what the locks of this folder need. Keeps also what a lock in another folder needs, if an image was built from
     it and its file still exists.
     Never removes a verified or a running image. Removes without asking; --dry-run shows what it would remove. Stops
-    at a lock file that cannot be read, because its needs are unknown.
+    at a lock file that cannot be read, because its needs are unknown. Without an engine it removes only cached files,
+    says that it did not look at images, and exits with 0; with --images-only it exits with 6.
     Example: envbuild prune --dry-run
     """
-    engine = Engine()
+    engine, skipped = _engine(required=images_only)
     with contextlib.ExitStack() as stack:
         known = _turns(stack)
         locks = [locked for file in known.files if (locked := known.read(file))]
-        found = list(image_and_cache_pruning.images(engine, known.seen, locks, known.elsewhere))
+        found = list(image_and_cache_pruning.images(engine, known.seen, locks, known.elsewhere)) if engine else []
         if not images_only:
             found += [*image_and_cache_pruning.caches(known.names, locks), *image_and_cache_pruning.temporary()]
         if not dry_run:
-            docker_runner.sweep_containers(engine)
+            if engine:
+                docker_runner.sweep_containers(engine)
             image_and_cache_pruning.remove_items(engine, found)
-            image_and_cache_pruning.forget_gone_locks(engine, known.noted)
+            if engine:  # otherwise it is unknown which locks have an image left
+                image_and_cache_pruning.forget_gone_locks(engine, known.noted)
     total = sum(item.bytes for item in found)
     if as_json:
-        emit(PrunedItems("kept" if dry_run else "removed", tuple(found), total))
+        emit(PrunedItems("kept" if dry_run else "removed", tuple(found), total, skipped))
         return
     for item in found:
         holds = f" ({printable(item.holds)})" if item.holds else ""
         click.echo(f"{item.kind:<9} {item.bytes / 1e6:8.1f} MB  {item.name}{holds}")
     click.echo(f"{'would free' if dry_run else 'freed'} up to {total / 1e9:.2f} GB")
+    if skipped:
+        say(printable(f"note: images of an engine were not looked at: {skipped}"))
+
+
+def _engine(required: bool) -> tuple[Engine | None, str | None]:
+    """Return the engine, and None; or None and the reason if no engine can be used. Raises UnusableEngine for this if
+    the engine is required."""
+    try:
+        return Engine(), None
+    except UnusableEngine as error:
+        if required:
+            raise
+        return None, error.message
 
 
 @dataclass(frozen=True)

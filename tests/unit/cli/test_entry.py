@@ -205,7 +205,7 @@ CASES: list[tuple[list[str], int]] = [
     (["lock", "nosuch", "--check"], 3),
     (["lock", "sample", "--upgrade", "nosuch"], 2),
     (["status", "sample"], 6),
-    (["prune"], 6),
+    (["prune", "--images-only"], 6),
     (["test", "sample"], 6),
     (["test", "sample", "--gpus", "0,1"], 2),  # the profile is for the CPU
     (["test", "--record", "sample", "--gpus", "0"], 2),

@@ -226,6 +226,24 @@ def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, 
     assert list(lock_paths_of_built_images.all_locks()) == []
 
 
+def test_without_an_engine_only_cached_files_are_removed(
+    elsewhere: Path, locked: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note of a lock that is gone stays, because an image of it may exist."""
+    monkeypatch.setattr(command, "Engine", Engine)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+    wheel = sha256_file_store.wheel_store().path(locked.wheels[0].wheel.sha256, "any.whl").parent
+    elsewhere.unlink()
+    text = "no Docker Engine answers at unix:///no/such/docker.sock: no such file or directory"
+    done = envbuild("prune", "--dry-run", "--json")
+    assert (done.code, done.document["state"], done.document["images_skipped"]) == (0, "kept", text)
+    assert [row["name"] for row in done.document["items"]] == [str(wheel)] and wheel.is_dir()
+    done = envbuild("prune")
+    assert (done.code, f"note: images of an engine were not looked at: {text}\n" in done.stderr) == (0, True)
+    assert not wheel.exists()
+    assert list(lock_paths_of_built_images.all_locks()) == [elsewhere]
+
+
 def test_a_note_that_another_prune_removed_is_ignored(elsewhere: Path, locked: Lock) -> None:
     other = elsewhere.with_name("other.lock.yaml")
     lock_file.write(locked, other, "other")
