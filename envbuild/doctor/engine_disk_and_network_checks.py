@@ -42,17 +42,33 @@ _START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HO
 
 
 def check_engine(host: Host) -> Check:
+    """Checks that an engine can be used. Its absence is only a warning if the registry of a cluster is set, which
+    receives the images instead."""
     found = host.engine
     if found.version is None:
-        return Check("engine", "fail", found.fault or "the engine does not answer in time", _START)
+        text = found.fault or "the engine does not answer in time"
+        return Check("engine", "warn" if _engine_is_optional(host) else "fail", f"{text}{_instead(host)}", _START)
     return ok("engine", f"Docker {found.version} at {found.host}")
 
 
 def check_buildx(host: Host) -> Check:
     if host.engine.buildx is None:
         remedy = "install docker-buildx (or docker-buildx-plugin); in a checkout: make engine"
-        return Check("buildx", "fail", host.engine.buildx_fault or "the client does not answer in time", remedy)
+        text = host.engine.buildx_fault or "the client does not answer in time"
+        spared = host.engine.version is None and _engine_is_optional(host)
+        return Check("buildx", "warn" if spared else "fail", text, remedy)
     return ok("buildx", host.engine.buildx)
+
+
+def _engine_is_optional(host: Host) -> bool:
+    return host.site is not None and bool(host.site.with_registry)
+
+
+def _instead(host: Host) -> str:
+    """What receives the images instead of an engine; empty if nothing does."""
+    clusters = host.site.with_registry if host.site else ()
+    names = " or ".join(clusters)
+    return f"; with --on {names}, the registry of the cluster receives images instead" if names else ""
 
 
 def check_shm(host: Host) -> Check:

@@ -185,12 +185,14 @@ class Authorities:
 
 @dataclass(frozen=True)
 class SiteReading:
-    """The site's settings: their file, the names that are set, the errors with file and line, and a hint."""
+    """The site's settings: their file, the names that are set, the errors with file and line, a hint, and the clusters
+    whose registry is set."""
 
     file: str
     names: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     hint: str | None = None
+    with_registry: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

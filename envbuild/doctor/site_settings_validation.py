@@ -32,7 +32,16 @@ def read() -> SiteReading:
         messages = [str(fault) for fault in error.faults] or [error.message]
         return SiteReading(name, (), tuple(clean(text, 400) for text in messages), error.hint)
     names = () if above else tuple(document.data)
-    return SiteReading(name, names, tuple(clean(str(fault), 400) for fault in found), settings.HINT if above else None)
+    faults = tuple(clean(str(fault), 400) for fault in found)
+    return SiteReading(name, names, faults, settings.HINT if above else None, tuple(_with_registry(document.data)))
+
+
+def _with_registry(data: dict[str, Any]) -> Iterator[str]:
+    """The clusters whose registry is set, so that their images need no engine here."""
+    for cluster in ("slurm", "kubernetes"):
+        section = data.get(cluster)
+        if isinstance(section, dict) and section.get("registry"):
+            yield cluster
 
 
 def site_faults() -> list[Fault]:

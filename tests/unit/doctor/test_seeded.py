@@ -87,6 +87,11 @@ def small(path: str) -> Callable[[Bench], None]:
     return seed
 
 
+def cluster_without_an_engine(machine: Bench) -> None:
+    settings("slurm: {registry: registry.example/team, container: pyxis}\n")(machine)
+    env(DOCKER_HOST="unix:///nowhere.sock")(machine)
+
+
 def settings(text: str) -> Callable[[Bench], None]:
     def seed(machine: Bench) -> None:
         file = machine.folder / "config" / "envbuild" / "config.yaml"
@@ -115,6 +120,7 @@ A100 = "name=NVIDIA A100-SXM4-80GB,total=80,cc=80"
 
 CASES: dict[str, Case] = {
     "no engine": Case("engine", "fail", "no Docker Engine answers", env(DOCKER_HOST="unix:///nowhere.sock")),
+    "a cluster instead of an engine": Case("engine", "warn", "--on slurm, the registry", cluster_without_an_engine),
     "old engine": Case("engine", "fail", "20.10.24; 23.0 or newer is needed", old_engine),
     "no buildx": Case("buildx", "fail", "no docker client with buildx", lambda m: m.program("docker", "exit 1")),
     "no GPU runtime": Case("gpu.runtime", "fail", "neither NVIDIA's runtime nor CDI", runtimes()),
