@@ -247,22 +247,34 @@ class _Index:
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
         self._where = list(shapes.values())
         words: set[bytes] = set()
-        self._words: bytes | None = None
+        self._words: _Words | None = None
         for shape in shapes:
             words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
             if len(words) > _MOST_WORDS:  # random text: its words exclude no pattern, and would need too much memory
                 break
         else:
-            self._words = b" ".join(words)
+            self._words = _Words(b" ".join(words), self._foreign)
         # cache of text -> shapes, because many patterns search for the same text
         self._held: dict[bytes, tuple[int, ...]] = {}
 
     def candidates(self, pattern: SearchPattern) -> list[int]:
         """Returns the indexes of lines that the pattern may match, at most TRIED."""
+        if not self._where or self._lacks(pattern):
+            return []
         wanted = required_texts.required_texts(pattern)
         shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape])
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
+
+    def _lacks(self, pattern: SearchPattern) -> bool:
+        """Whether no shape contains one of the words that the pattern requires. This excludes most patterns."""
+        if (occurs := self._words) is None:
+            return False
+        words = _words_of(pattern)
+        for word in words:  # a generator would take longer than the look-ups
+            if occurs[word]:
+                return False
+        return bool(words)
 
     def _shapes(self, text: bytes) -> tuple[int, ...]:
         if text not in self._held:
@@ -272,10 +284,10 @@ class _Index:
     def _holding(self, text: bytes) -> Iterator[int]:
         """Yields the first and the last shapes that contain a text, at most TRIED. For most texts, a look-up of the
         text's longest word shows that no shape contains it."""
-        if not text.isascii() and text not in self._foreign:
-            return
-        word = max(text.translate(_LETTERS).split(), key=len, default=b"")
-        if len(word) >= _WORD and self._words is not None and word not in self._words:
+        if self._words is not None:
+            if not self._words[_word_of(text)]:
+                return
+        elif not text.isascii() and text not in self._foreign:
             return
         place = -1
         for _ in range(TRIED // 2):
@@ -293,6 +305,35 @@ class _Index:
             shape = bisect_right(self._starts, end) - 1
             yield shape
             end = self._starts[shape]
+
+
+class _Words(dict[bytes, bool]):
+    """Whether some lines may contain a word of a pattern; each word is searched once."""
+
+    def __init__(self, ascii_words: bytes, foreign: bytes) -> None:
+        """`foreign`: the lines that are not ASCII."""
+        self._ascii_words, self._foreign = ascii_words, foreign
+
+    def __missing__(self, word: bytes) -> bool:
+        found = self[word] = word in (self._ascii_words if word.isascii() else self._foreign)
+        return found
+
+
+@cache
+def _words_of(pattern: SearchPattern) -> tuple[bytes, ...]:
+    """Returns words of which each line that the pattern matches contains at least one. Empty if the pattern requires no
+    text."""
+    return tuple({_word_of(text) for text in required_texts.required_texts(pattern)})
+
+
+@cache
+def _word_of(text: bytes) -> bytes:
+    """Returns the longest word of a required text, or the text itself if it is not ASCII. Empty, which every line
+    contains, if the longest word is short."""
+    if not text.isascii():
+        return text
+    word = max(text.translate(_LETTERS).split(), key=len, default=b"")
+    return word if len(word) >= _WORD else b""
 
 
 def read(stream: BinaryIO, logs: int = 1, file: str = "") -> Log:

@@ -125,6 +125,9 @@ class LazyPattern:
     pattern: str
     flags: int = _FLAGS
 
+    def __hash__(self) -> int:
+        return hash(self.pattern)  # a string remembers its hash; `explain` looks up each pattern hundreds of times
+
     @cached_property
     def _compiled(self) -> re.Pattern[str]:
         return re.compile(with_both_cases(self.pattern), self.flags)

@@ -61,6 +61,7 @@ def patterns_of_the_code() -> set[SearchPattern]:
         searched.add(pattern)
         return right(pattern)
 
+    log_reader_and_search._words_of.cache_clear()  # so that each pattern is looked up again
     with mock.patch.object(required_texts, "required_texts", record):
         for sample in SAMPLES:
             cause_ranking.explain(log_reader_and_search.Log(sample))

@@ -28,6 +28,7 @@ def test_every_pattern_of_the_facts_is_a_regular_expression() -> None:
 
 def test_explain_parses_no_shipped_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     required_texts.required_texts.cache_clear()
+    log_reader_and_search._words_of.cache_clear()
     parsed = list[str]()
     right = required_texts.computed_texts
 
