@@ -31,6 +31,9 @@ from unit.served import served
 from unit.support import CommandResult
 
 SOURCES = Path(envbuild.__file__).parents[1]
+FEW = ("cpu", "h20", "h20-cu12")
+"""The smallest profile, and those of the bench's GPUs. Reading the locks of all shipped profiles takes half of the time
+of a command."""
 TWO_H20 = "name=NVIDIA H20;name=NVIDIA H20"
 NOWHERE = "http://127.0.0.1:9"  # discard: nothing listens there
 
@@ -130,11 +133,24 @@ class _Index(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
 
+def _with_few_profiles(folder: Path) -> Path:
+    """Put the package, with FEW as its only shipped profiles, into this folder, and return the folder."""
+    (folder / "profiles").mkdir(parents=True)
+    for name in ("envbuild", "dockerfiles"):
+        (folder / name).symlink_to(SOURCES / name)
+    for name in FEW:
+        for file in (f"{name}.yaml", f"{name}.lock.yaml"):  # a link out of its project would be refused
+            shutil.copy(SOURCES / "profiles" / file, folder / "profiles")
+    return folder
+
+
 @contextlib.contextmanager
-def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
-    """A machine without faults and with two H20; `libraries`: the environment in which the driver's library is
-    found."""
+def bench(folder: Path, libraries: dict[str, str], every_profile: bool = False) -> Iterator[Bench]:
+    """A machine without faults and with two H20; `libraries`: the environment in which the driver's library is found;
+    `every_profile`: whether the command has all shipped profiles, instead of only FEW."""
     folder.mkdir(parents=True)
+    sources = SOURCES if every_profile else _with_few_profiles(folder / "sources")
+    locked_files()  # read once, and not while the command waits for the index
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Index)
     with served(server), answering(Api(folder)) as engine:
         made = Bench(folder, engine, f"http://127.0.0.1:{server.server_port}")
@@ -145,7 +161,7 @@ def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
         made.environment = {
             **libraries,
             "HOME": str(folder / "home"),
-            "PYTHONPATH": f"{SOURCES}:{sysconfig.get_path('purelib')}",
+            "PYTHONPATH": f"{sources}:{sysconfig.get_path('purelib')}",
             "DOCKER_HOST": engine.host,
             "DOCKER_CONFIG": str(folder / "docker"),
             "PIP_CONFIG_FILE": os.devnull,

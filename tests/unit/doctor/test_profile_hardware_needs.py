@@ -28,7 +28,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def machine(tmp_path: Path, libraries: dict[str, str]) -> Iterator[Bench]:
-    with bench(tmp_path / "machine", libraries) as found:
+    with bench(tmp_path / "machine", libraries, every_profile=True) as found:
         yield found
 
 
