@@ -1,6 +1,6 @@
 """Sampled cases of operations: right on the CPU, and each changed input element is detected."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from envbuild.selftest.numerics import layouts_with_finite_gaps, pairwise_case_sampling
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.gemm import gemm_sampled_cases
@@ -117,8 +118,8 @@ def positions(case: Case, index: int, count: int) -> list[int]:
     return sorted({step * last // (count - 1) for step in range(count)})
 
 
-def is_seen(case: Case, index: int, position: int) -> bool:
-    expected = case.expected()
+def is_seen(case: Case, expected: Mapping[str, Exact], index: int, position: int) -> bool:
+    """Return whether changing one element of an input makes a result wrong."""
     for values in changed(case, index, position):
         given = [*case.given[:index], values, *case.given[index + 1 :]]
         try:
@@ -134,12 +135,13 @@ def is_seen(case: Case, index: int, position: int) -> bool:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_a_right_kernel_passes_and_each_element_of_its_inputs_matters(operation: Operation, seed: int) -> None:
     for case in sampled(operation, seed):
-        right = worst(case.run(*case.given), case.expected())
+        expected = case.expected()
+        right = worst(case.run(*case.given), expected)
         assert not any(found.wrong for found in right.values()), (case.dtype, case.name, right)
         judge = any if any(word in case.name for word in PARTIAL) else all
         for index in range(len(case.given)):
             places = positions(case, index, 16 if judge is any else POSITIONS)
-            seen = [is_seen(case, index, position) for position in places]
+            seen = [is_seen(case, expected, index, position) for position in places]
             assert judge(seen), f"{case.dtype} {case.name}: input {index}, elements {places}: {seen}"
 
 
