@@ -19,6 +19,7 @@ from envbuild.selftest.probes.attention import (
 )
 from envbuild.selftest.probes.gemm import gemm_crash
 from envbuild.selftest.probes.hardware import burn, large, memory, perf
+from envbuild.selftest.probes.operations import repeat
 
 # 0.9 GB. burn fills as much as it has time for; the plan for half an hour waits until burn has allocated memory.
 BURN_CHUNKS = 192
@@ -62,16 +63,19 @@ SHORTER: tuple[tuple[Any, str, Any], ...] = (
     (perf, "SIDE", perf.SIDE_CPU),
     (perf, "COPIED", perf.COPIED_CPU),
 )
-# With the variable FEW each operation has a fifth of the level's sampled cases: level quick has a fifth of standard's.
+# With the variable FEW each operation has a tenth of the level's sampled cases, and `repeat` a fifth of its rounds.
 FEW = "PRETEND_FEW"
 _sample = pairwise_case_sampling.sample
 
 
-def _a_fifth(operation: Operation, count: int, seed: int) -> Sample:
-    return _sample(operation, math.ceil(count / 5), seed)
+def _a_tenth(operation: Operation, count: int, seed: int) -> Sample:
+    return _sample(operation, math.ceil(count / 10), seed)
 
 
-FEWER: tuple[tuple[Any, str, Any], ...] = ((pairwise_case_sampling, "sample", _a_fifth),)
+FEWER: tuple[tuple[Any, str, Any], ...] = (
+    (pairwise_case_sampling, "sample", _a_tenth),
+    (repeat, "ROUNDS", {level: math.ceil(rounds / 5) for level, rounds in repeat.ROUNDS.items()}),
+)
 
 
 def reduce() -> None:

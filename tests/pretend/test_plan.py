@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from pretend import ledger, nvidia_smi, plan_trial
 from pretend.gpus import GPU
 from pretend.plan_trial import PASSED, STEPS, Call, Result
-from pretend.sizes import SHORT
+from pretend.sizes import FEW, SHORT
 
 SLICE = ("fp8-chains", "tf32-override", "memory-held", "sigterm")
 
@@ -22,7 +22,7 @@ SLICE = ("fp8-chains", "tf32-override", "memory-held", "sigterm")
 @pytest.mark.slow
 def test_a_slice_of_the_plan_passes_on_an_h100(tmp_path: Path) -> None:
     """Another process uses 90% of the memory; nvidia-smi reports the memory of burn's processes."""
-    given = {**plan_trial.variables(tmp_path), SHORT: "1"}
+    given = {**plan_trial.variables(tmp_path), SHORT: "1", FEW: "1"}
     out = tmp_path / "out"
     out.mkdir()
     ran = plan_trial.call(plan_trial.ROOT, out, given, "--again", "--steps", *SLICE)
