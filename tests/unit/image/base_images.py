@@ -95,7 +95,7 @@ class Blobs:
 
 def gzipped(tar: bytes) -> bytes:
     """Compress without a time."""
-    return gzip.compress(tar, mtime=0)
+    return gzip.compress(tar, compresslevel=1, mtime=0)
 
 
 def layers_in(blobs: Blobs, *layers: Entries) -> list[BaseLayerRef]:
