@@ -25,8 +25,8 @@ from fuzz.strategies import as_yaml
 from fuzz.target import Hang, Target, sandbox, tried
 from fuzz.targets import TARGETS
 
-SLICE = 10_000  # inputs in total, or somewhat more: each target gets at least LEAST
-LEAST = 150
+SLICE = 5_000  # inputs in total, or somewhat more: each target gets at least LEAST
+LEAST = 75
 
 
 @pytest.fixture(autouse=True)
