@@ -32,8 +32,8 @@ from unit.support import CommandResult
 
 SOURCES = Path(envbuild.__file__).parents[1]
 FEW = ("cpu", "h20", "h20-cu12")
-"""The smallest profile, and those of the bench's GPUs. Reading the locks of all shipped profiles takes half of the time
-of a command."""
+"""The smallest profile, and those of the bench's GPUs. Reading the locks of all shipped profiles takes about a quarter
+of the processor time of a command."""
 TWO_H20 = "name=NVIDIA H20;name=NVIDIA H20"
 NOWHERE = "http://127.0.0.1:9"  # discard: nothing listens there
 
