@@ -12,7 +12,7 @@ import contextlib
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain
@@ -237,13 +237,17 @@ class _Index:
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
         """`lines`: indexes and texts."""
         shapes: dict[bytes, list[int]] = {}
+        characters: set[str] = set()
         for index, text in lines:
-            lower = text if text.isascii() else text.lower()
+            lower = text
+            if not text.isascii():
+                lower = text.lower()
+                characters.update(lower)
             same_shape = shapes.setdefault(lower.encode().lower().translate(DIGITS), [])
             if len(same_shape) < _MOST_OF_ONE_SHAPE:
                 same_shape.append(index)
         self._joined = b"\n".join(shapes)
-        self._foreign = b"\n".join(shape for shape in shapes if not shape.isascii())
+        self._foreign = _Foreign(b"\n".join(shape for shape in shapes if not shape.isascii()), characters)
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
         self._where = list(shapes.values())
         words: set[bytes] = set()
@@ -307,11 +311,23 @@ class _Index:
             end = self._starts[shape]
 
 
+class _Foreign:
+    """The lines that are not ASCII. Their characters rule out most texts sooner than a search in all lines: random
+    bytes have few characters of each language."""
+
+    def __init__(self, lines: bytes, characters: Set[str]) -> None:
+        """`characters`: those of the lines, in lower case."""
+        self._lines, self._characters = lines, characters
+
+    def __contains__(self, text: bytes) -> bool:
+        needed = {character for character in text.decode() if not character.isascii()}
+        return needed <= self._characters and text in self._lines
+
+
 class _Words(dict[bytes, bool]):
     """Whether some lines may contain a word of a pattern; each word is searched once."""
 
-    def __init__(self, ascii_words: bytes, foreign: bytes) -> None:
-        """`foreign`: the lines that are not ASCII."""
+    def __init__(self, ascii_words: bytes, foreign: _Foreign) -> None:
         self._ascii_words, self._foreign = ascii_words, foreign
 
     def __missing__(self, word: bytes) -> bool:
