@@ -87,10 +87,9 @@ class Layout:
 
 
 @pytest.fixture(scope="module")
-def layout(links: Path, workplace: Path, images: None, run_id: str) -> Layout:
+def layout(indexed_cache: Project, workplace: Path, images: None, run_id: str) -> Layout:
     """An image with a Debian base, a toolkit from an archive, and wheels."""
-    project = Project.create(workplace / "layout").with_cache(workplace / "layout-cache", "wheels")
-    project = project.with_env(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(links), PIP_CONFIG_FILE=os.devnull)
+    project = indexed_cache
     keys = {"torch": "2.7.1", "gpus": ["a100"], "variant": "devel", "toolchain": toolkit(workplace)}
     name = named(project, f"e2e-layout-{run_id}", **keys)
     assert project.run("lock", name).code == 0
