@@ -11,9 +11,10 @@ import pytest
 _SHARED = {
     "GPU images": ("gpu", "apex", "test_images"),
     "stand-ins for torch": ("extensions", "toolchain", "layout_readers"),
+    "Debian packages": ("apt", "dockerfile"),
 }
 # The files that share nothing with another file.
-_ALONE = ("apt", "dockerfile", "environments", "several", "install", "locked_wheels", "engines")
+_ALONE = ("environments", "several", "install", "locked_wheels", "engines")
 # The longest files begin first, so that at the end all workers are busy. The campaigns have their own engine; builds in
 # the shared engine on the same base wait for each other.
 _FIRST = ("images", "GPU images", "tests/chaos/", "stand-ins for torch", "tests/e2e/", "tests/pretend/",

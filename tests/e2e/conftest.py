@@ -37,6 +37,9 @@ from .support import (
 __all__ = ["address", "cluster", "cosign", "onenode", "program", "registry"]  # fixtures
 
 KEPT_FREE = 30_000_000_000
+# Their scripts write a cache with times, host keys, the day of a new user, the machine id, a certificate, and bytecode.
+# The Dockerfile of test_dockerfile.py needs the last one.
+DEBIAN_PACKAGES = ["fontconfig", "openssh-server", "dbus", "ssl-cert", "python3-venv"]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -105,6 +108,16 @@ def quick(images: None, project: Project, run_id: str) -> Proved:
     made = project.run("make", name, "--no-cache", "--json")
     assert made.code == 0, f"{made.stdout}\n{made.stderr}"
     return Proved(project, name, made.document)
+
+
+@pytest.fixture(scope="session")
+def with_apt(images: None, project: Project, run_id: str) -> Proved:
+    """An image with Debian packages of its profile. It is not verified."""
+    name = f"e2e-apt-{run_id}"
+    project.write(name, extends="cpu", apt=DEBIAN_PACKAGES)
+    done = project.start("build", name, "--json").finish(600)
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    return Proved(project, name, done.document)
 
 
 @pytest.fixture(scope="session")

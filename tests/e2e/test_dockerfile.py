@@ -21,7 +21,7 @@ from envbuild.image.layers.wheel_installed_files import UV_VERSION
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 
-from .support import Project, docker
+from .support import Proved, docker
 
 pytestmark = pytest.mark.engine
 
@@ -32,36 +32,19 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def name(run_id: str) -> str:
-    return f"e2e-plain-{run_id}"
-
-
-@pytest.fixture(scope="module")
-def plain(images: None, project: Project, name: str) -> Project:
-    """A profile whose base has what the Dockerfile installs with apt."""
-    project.write(
-        name, base={"bootstrap": "bookworm"}, python="3.11", torch="2.13.0+cpu", packages=["numpy"],
-        apt=["python3-venv"], selftest={"level": "quick", "require": ["env.libs"]},
-    )  # fmt: skip
-    done = project.run("build", name, "--json")
-    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-    return project
-
-
-@pytest.fixture(scope="module")
-def lock(plain: Project, name: str) -> Lock:
-    found = lock_file.read(plain.lock(name))
+def lock(with_apt: Proved) -> Lock:
+    found = lock_file.read(with_apt.project.lock(with_apt.name))
     assert found
     return found
 
 
 @pytest.fixture
-def pip_configuration(plain: Project, lock: Lock, tmp_path: Path) -> Iterator[Path]:
+def pip_configuration(with_apt: Proved, lock: Lock, tmp_path: Path) -> Iterator[Path]:
     """A configuration of pip whose only index is a folder with the locked wheels and uv, served on this machine."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for locked in lock.wheels:
-        shutil.copy(plain.cached("wheels") / locked.wheel.sha256 / locked.wheel.file, folder)
+        shutil.copy(with_apt.project.cached("wheels") / locked.wheel.sha256 / locked.wheel.file, folder)
     download = [
         sys.executable,
         "-m",
@@ -101,8 +84,10 @@ def environment(image: str) -> dict[str, tuple[object, ...]]:
 
 
 def test_it_gives_the_environment_of_the_written_layers(
-    plain: Project, name: str, lock: Lock, pip_configuration: Path, tmp_path: Path
+    with_apt: Proved, lock: Lock, pip_configuration: Path, tmp_path: Path
 ) -> None:
+    """The base has the Debian packages that the Dockerfile installs otherwise, python3-venv among them."""
+    plain, name = with_apt.project, with_apt.name
     base, made = f"{name}:base", f"{name}:made"
     exported = plain.run("export", "dockerfile", name, "-o", str(tmp_path / "Dockerfile"))
     assert exported.code == 0, exported.stderr
@@ -114,7 +99,7 @@ def test_it_gives_the_environment_of_the_written_layers(
             "--build-arg", f"BASE={base}", "--build-arg", "DEBIAN_VERSIONS=none", "--tag", made, "-",
             stdin=(tmp_path / "Dockerfile").read_text(),
         )  # fmt: skip
-        ours, theirs = environment(f"envbuild/{name}:{lock.short}"), environment(made)
+        ours, theirs = environment(with_apt.tag), environment(made)
         assert len(ours) > 10_000
         assert {path for path in ours.keys() | theirs.keys() if ours.get(path) != theirs.get(path)} == set()
         assert docker("run", "--rm", "--network", "none", made, "python", "-c", "import torch, numpy") == ""
