@@ -1,4 +1,8 @@
-"""A real GPU image, built on a machine without a GPU: step-video, torch 2.3.1 with cuBLAS overridden, 5.5 GB."""
+"""A real GPU image, built on a machine without a GPU: step-video, torch 2.3.1 with cuBLAS overridden, 5.5 GB.
+
+A second image with another cuBLAS, and one with a foreign cuBLAS, are only built by `make test-images`: on stand-ins
+for torch, test_toolchain.py and test_audit.py show the same.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +94,7 @@ def test_its_audit_is_clean(gpu_tag: str, project: Project) -> None:
     assert result.seconds < 5 * 15  # five times the budget
 
 
+@pytest.mark.images
 def test_its_audit_names_a_foreign_cublas(gpu_tag: str, project: Project, run_id: str, tmp_path: Path) -> None:
     """torch's own libraries have valid RPATHs. A libcublas that is loaded on its own does not find the libcublasLt next
     to it."""
@@ -154,6 +159,7 @@ def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Proj
     assert [line for line in text.splitlines() if line.startswith("  - ")] == ['  - "numpy==1.26.4"']
 
 
+@pytest.mark.images
 def test_another_pin_changes_the_layer_of_its_library(gpu_made: Result, gpu_other: Result, gpu_tag: str) -> None:
     """A pull downloads it and the metadata that name the version; all other layers keep their digests."""
     assert gpu_other.code == 0, gpu_other.stderr
@@ -167,6 +173,7 @@ def test_another_pin_changes_the_layer_of_its_library(gpu_made: Result, gpu_othe
     assert filled[changed[1]] < 2_000_000  # torch has a RECORD of 1 MB
 
 
+@pytest.mark.images
 def test_a_tried_pin_changes_no_file_and_moves_no_tag(
     gpu_made: Result, gpu_other: Result, gpu_project: Project, gpu_name: str
 ) -> None:
