@@ -179,7 +179,8 @@ def mounted(ctr: tuple[str | Path, ...], name: str, folder: Path) -> Iterator[No
         command(*ctr, "images", "unmount", folder)
 
 
-@pytest.mark.parametrize("read", [umoci, pigz, buildah, podman, containerd])
+# podman has buildah's libraries for images (containers/image, containers/storage).
+@pytest.mark.parametrize("read", [umoci, pigz, buildah, pytest.param(podman, marks=pytest.mark.images), containerd])
 def test_a_program_finds_the_same_files(
     programs: Programs, layout: Layout, scratch: Path, read: Callable[[Programs, Layout, Path], Tree]
 ) -> None:
