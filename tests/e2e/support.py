@@ -66,13 +66,14 @@ class Result:
 
 
 def until(what: str, probe: Callable[[], T | None], seconds: float = 60) -> T:
-    """The first truthy value of `probe`; fails naming `what` if none comes in time."""
+    """The first truthy value of `probe`; fails naming `what` if none comes in time. The pauses are longer than the
+    probe, which may start processes."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while (begin := time.monotonic()) < end:
         found = probe()
         if found:
             return found
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, 4 * (time.monotonic() - begin)), 0.5))
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
