@@ -11,6 +11,7 @@ The commands `verify --rebuild` and `push` do more: they check and send evidence
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from options import program
@@ -31,13 +32,22 @@ def main() -> None:
     lock, image = _layers(name, again=work == "write")
     if work == "archive":
         file, *others = targets
-        left_out = {layer.diff_id for other in others for layer in _layers(other)[1].layers}
+        left_out = {diff_id for other in others for diff_id in _begins_alike(image, _layers(other)[1])}
         with Path(file).open("wb") as stream:
             stream.writelines(layout_export.archive(image, {}, docker_tag=f"{name}:1", plain=True, left_out=left_out))
         return
     for target in targets:
         send = zstd_push.push_layers if work == "push-zstd" else image_upload.upload_image
         send(Repository(registry_push.parse_repository(target)), image, lock.short, lambda line: None)
+
+
+def _begins_alike(one: OciImage, other: OciImage) -> Iterator[str]:
+    """Yield the diff ids of the layers with which both images begin. A graph driver knows no others, because it
+    identifies a layer by itself and all layers below it."""
+    for layer, same in zip(one.layers, other.layers, strict=False):
+        if layer.diff_id != same.diff_id:
+            return
+        yield layer.diff_id
 
 
 def _layers(name: str, *, again: bool = False) -> tuple[Lock, OciImage]:
