@@ -1,5 +1,6 @@
-"""The other measurements of the build benchmark: the disk, a slow link, locks, commands, and the overhead of the
-self-test."""
+"""The other measurements of the build benchmark: the speed of the disk, an installation without an image, a fetch over
+a slow link, the times of `lock` and of other commands, and the share of the self-test's time that its probes do not
+use."""
 
 from __future__ import annotations
 

@@ -248,7 +248,8 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
 @command.command("schema", short_help="Write the JSON Schema of profiles, or of a command's --json.")
 @click.option(
     "--document", "document", metavar="COMMAND",
-    help='Write the schema of the document that this command prints with --json: make, "export check", --version, ...',
+    help="Write the schema of the document that COMMAND prints with --json. COMMAND: make, "
+    '"export check", --version, ...',
 )  # fmt: skip
 @output_option("stdout")
 @json_option

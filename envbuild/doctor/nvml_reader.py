@@ -13,7 +13,8 @@ import pynvml
 from envbuild.doctor.machine_readings import DriverReading, Ecc, GpuReading, Holder, Mig, clean
 
 MAX_CARDS, MAX_HOLDERS = 64, 50
-# Errors which mean only that the GPU lacks a feature, or that this version of NVML does not know it.
+# Errors that concern only the requested value: it is not supported, not permitted, not found, or unknown to this
+# version of NVML.
 _ORDINARY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,

@@ -21,8 +21,8 @@ _HINT = "free disk space (envbuild prune; docker buildx prune; docker image prun
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a call failed because the disk is full or the user's quota is used up. For tempfile's error this shows
-    only in the message."""
+    """Whether a call failed because the disk is full or the user's quota is used up. tempfile reports a full disk with
+    the error number of a missing file, so its error is recognised by its message."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or (
         error.errno == errno.ENOENT and "No usable temporary directory" in str(error.strerror)
     )

@@ -15,7 +15,8 @@ from chaos.products import VARIANTS
 from chaos.rounds import Struck, both, current, forget_build, forget_proof, forget_unused, other, wait
 from envbuild.image.image_naming import VERIFIED, repository
 
-_SMALL = 5_000_000  # bytes; larger wheels are not fetched again in every round
+# bytes; the start "fetch" removes only smaller wheels from the store, so that larger ones are never fetched again
+_SMALL = 5_000_000
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ _uncomputed_results = torch_fault_exclusions.uncomputed_results
 
 
 def _also_on_the_cpu(operation: str, device: str, at: Mapping[str, Any]) -> frozenset[str]:
-    """The host computes what the simulated GPU would, in some cases with another dtype: oneDNN's faults apply, and some
-    of them write past the end of its memory."""
+    """The host computes the results of the simulated GPU, in some cases with another dtype. So the faults of torch on
+    the CPU apply, with any of these dtypes. In some of them, oneDNN writes past the end of a buffer."""
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     on_host = (_uncomputed_results(operation, "cpu", {**at, "dtype": dtype}) for dtype in dtypes)
     return _uncomputed_results(operation, device, at).union(*on_host)

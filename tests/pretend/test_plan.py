@@ -1,4 +1,4 @@
-"""The plan for half an hour on a GPU on a simulated H100: a slice of it. `make pretend-plan` runs it whole."""
+"""Runs a part of the plan for half an hour on a GPU on a simulated H100. `make pretend-plan` runs the whole plan."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class _Processes:
         """
         if not self._monitor:
             return outcome
-        report = self._ended.pop(probe.name, None)  # None: the process died before the probe began
+        report = self._ended.pop(probe.name, None)  # there is a report even if the process died before the probe began
         return attribute(outcome, self._read_monitor() if report is None else report)
 
     def _close_reports(self) -> None:

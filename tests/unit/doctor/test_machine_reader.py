@@ -145,7 +145,7 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
     assert pci_nvswitch_and_rdma_reader.pci(tmp_path) == 2
 
 
-# the disk of the cache folder
+# tests of `disks`: the disk of the cache folder
 
 
 def test_a_missing_cache_folder_is_judged_by_its_parent_and_not_created(

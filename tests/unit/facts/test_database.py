@@ -866,7 +866,7 @@ def test_each_yaml_file_of_a_site_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", [".own.yaml", ".#own.yaml", "own.yaml~", "own.yaml.bak", "README.md"])
 def test_other_files_of_a_site_are_skipped(name: str) -> None:
-    """Copies and locks of editors are in the folder while a fact file is edited."""
+    """While a fact file is edited, the editor's backup copies and lock files are in the same folder."""
     digest = fact_file_reader.facts_digest()
     file = site("no facts: [")
     file.rename(file.with_name(name))

@@ -119,7 +119,8 @@ def test_the_layers_of_a_lock_are_those_of_its_image(name: str) -> None:
 
 @pytest.mark.parametrize("with_archive", [False, True])
 def test_the_layers_on_a_base_image_are_those_of_the_image(with_archive: bool) -> None:
-    """All layers of the base image are one. The links of its nvcc, which it may have already, are not listed."""
+    """All layers of the base image are listed as one. A layer with links for the base image's nvcc is not listed,
+    because the base image may already have these links."""
     lock = test_image_description.toolkit_of_base()
     if with_archive:
         lock = replace(lock, archives=test_image_description.golden("devel-archive").archives)

@@ -144,8 +144,8 @@ def _note_upcast(context: Context, case: NormCase, given: NormInputs) -> None:
 
 
 def _note_extreme(context: Context, first: NormCase) -> None:
-    """Record that a norm is wrong for values whose intermediate results exceed float16's range. Only for norms that
-    need not compute in float32."""
+    """If a norm is wrong for values whose intermediate results exceed float16's range, and right with the same values
+    in float32, record that upcasting fixes it. Only for float16 inputs of norms that need not compute in float32."""
     if first.extreme:
         return
     case = dataclasses.replace(first, extreme=True)
