@@ -1,5 +1,5 @@
 """Injects faults into real processes and records what the self-test reports for each. Then makes clean runs, in which
-it must report nothing.
+the self-test must report no fault.
 
 python benchmarks/faults.py [--clean 50]        writes benchmarks/results/faults.md; exit 1 if a fault is not reported
                                                 as expected, or if a clean run fails

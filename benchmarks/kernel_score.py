@@ -1,4 +1,4 @@
-"""Measures how many independently written wrong kernels the self-test detects, and how long it takes.
+"""Measures how many independently written wrong kernels the self-test detects, and how long the self-test takes.
 
 python benchmarks/kernel_score.py [--half known|unseen] [--level full] [--seed 1] [--again]
 

@@ -1,5 +1,5 @@
-"""The kernel of out_of_bounds.py in its own file: Triton reads a kernel's source file, and is imported only where it is
-used."""
+"""The kernel of out_of_bounds.py. It has a separate file because Triton reads a kernel's source file, and because only
+the run of this kernel imports Triton."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
-"""Runs the probes with different inputs: the variable INPUTS_VARIABLE selects them; 0 selects the usual ones."""
+"""Runs the probes with different inputs: the environment variable that INPUTS_VARIABLE names selects them; 0 selects
+the usual inputs."""
 
 from __future__ import annotations
 

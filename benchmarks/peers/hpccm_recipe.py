@@ -1,4 +1,5 @@
-"""Prints HPCCM's Dockerfile for torch and a different version of cuBLAS, as its users write it: one pip block for each.
+"""Prints the Dockerfile that HPCCM generates for torch and a different version of cuBLAS, with the recipe that users of
+HPCCM would write: one block of pip for torch and one for cuBLAS.
 
 python benchmarks/peers/hpccm_recipe.py BASE TORCH NUMPY CUBLAS        BASE: an image; the others: requirements
 """

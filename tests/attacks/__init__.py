@@ -1,1 +1,1 @@
-"""Attacks that envbuild must refuse, and the ordinary cases next to each of them that it must accept."""
+"""Attacks that envbuild must refuse, and next to each attack ordinary cases that envbuild must accept."""

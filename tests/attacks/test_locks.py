@@ -1,4 +1,4 @@
-"""Unexpected contents of a lock: the working folder, the environment and old wheels must not change them silently."""
+"""The working folder, the environment and old wheels must not change the contents of a lock without a message."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Fault campaigns: envbuild is killed, its engine, registry and index fail; `make chaos`."""
+"""Fault campaigns (`make chaos`): envbuild is killed, or the engine, the registry or the index fails."""

@@ -1,4 +1,4 @@
-"""Kill the engine with SIGKILL during `make`, and restart it while that may still wait for it."""
+"""Kill the engine with SIGKILL during `make`, and restart the engine while `make` may still wait for the engine."""
 
 from __future__ import annotations
 

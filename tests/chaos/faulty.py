@@ -1,4 +1,4 @@
-"""A package index (PEP 503, PEP 658) over a folder of wheels, which fails in the ways that are set."""
+"""A package index (PEP 503, PEP 658) that serves the wheels of a folder, and fails in the ways that a campaign sets."""
 
 from __future__ import annotations
 

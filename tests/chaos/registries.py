@@ -1,4 +1,4 @@
-"""Kill Debian's docker-registry with SIGKILL during `push` and `verify`, and restart it."""
+"""Kill Debian's docker-registry with SIGKILL during `push` and `verify`, and restart the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A campaign: rounds of one fault each, the invariant after it, a run without fault, and the invariant again."""
+"""A campaign: rounds of one fault each. In each round, the invariants are checked after the fault, and again after a
+run without fault."""
 
 from __future__ import annotations
 

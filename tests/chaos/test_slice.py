@@ -1,4 +1,5 @@
-"""A few faults of each campaign, each followed by a run that must complete; the whole is `make chaos`."""
+"""A few faults of each campaign, each followed by a run that must complete. `make chaos` runs the complete
+campaigns."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Full disks: each disk that `make` writes to is filled at the begin of a step, and the project's disk for each command
-that writes.
+"""Full disks: each disk that `make` writes to is filled at the begin of a step; for every other command that writes,
+the project's disk is filled.
 
 What must hold: the error names the disk with its free space, no file is half written, existing files are unchanged, no
 container is left, and no image is called verified without evidence. After space is freed, the same command completes.

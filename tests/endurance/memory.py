@@ -1,4 +1,4 @@
-"""Memory runs out in a step of the build, in the audit or in a probe: it is reported, with the limit."""
+"""Memory runs out in a step of the build, in the audit or in a probe: the error names the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Run `make` repeatedly on an engine of its own, measure after each, and check the slopes: does anything grow?"""
+"""Run `make` repeatedly on a separate engine, measure after each run, and check by the slopes whether any of the
+measured values grows."""
 
 from __future__ import annotations
 

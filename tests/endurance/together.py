@@ -1,4 +1,4 @@
-"""Many at once: processes that make the same few profiles while these change, and two users who share one engine.
+"""Several processes make the same few profiles while these profiles change, and two users share one engine.
 
 What must hold: every make ends, and its image is verified; every self-test that passed left its evidence; the tag
 `verified` names the image that the evidence of the user who made it verifies; no file and no container is left.

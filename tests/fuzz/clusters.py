@@ -1,5 +1,5 @@
-"""Targets: the batch scripts and Kubernetes objects that are rendered from a site's settings, the name of an image and
-a command, which anybody may choose.
+"""Targets: the batch scripts and Kubernetes objects that are rendered from a site's settings, an image's name and a
+command. Anybody may choose the name and the command.
 
 Each script or object is rendered twice: with the chosen words and with harmless ones. As bash, sbatch and a YAML parser
 read the two results, they may differ only in these words.

@@ -1,5 +1,5 @@
 """Targets: what `fix` reads in an environment of another author: pyproject.toml, conda's files, backups, libraries; and
-what the Python of another author's image says that the image contains."""
+the document in which the Python of another author's image describes the contents of the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nearly valid inputs: what envbuild reads, as it is shipped, with a few changes; and arbitrary bytes.
+"""Nearly valid inputs: shipped files that envbuild reads, with a few changes. Also arbitrary bytes.
 
 Every choice is drawn from hypothesis, so that an input can be made again and shrunk, and another engine can make the
 choices.

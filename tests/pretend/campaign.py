@@ -1,4 +1,4 @@
-"""Every probe on every simulated GPU, every seeded fault, and every tolerance: `make pretend`, 10 minutes on 2 cores.
+"""Every probe on every simulated GPU, every seeded fault, and every tolerance: `make pretend`, 20 minutes on 2 cores.
 
 python tests/pretend/campaign.py [--side 2]      writes benchmarks/results/pretend.md; exit 1 if anything is wrong
 python tests/pretend/campaign.py --probe NAME    runs one probe at level standard on every simulated GPU; writes no file

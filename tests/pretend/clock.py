@@ -1,4 +1,4 @@
-"""Time that the simulation takes, apart from the self-test's own work on the host."""
+"""Measures the time that the simulation takes, to separate it from the self-test's own work on the host."""
 
 from __future__ import annotations
 

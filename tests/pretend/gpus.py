@@ -1,4 +1,5 @@
-"""The simulated GPUs: names, compute capabilities and memory as in envbuild's facts (a test compares)."""
+"""The simulated GPUs: names, compute capabilities and memory as in envbuild's facts (a test compares them with the
+facts)."""
 
 from __future__ import annotations
 

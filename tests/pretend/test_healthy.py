@@ -1,4 +1,4 @@
-"""Every probe passes on a simulated healthy GPU, by its path for GPUs, within the memory that GPUs have.
+"""Every probe passes on a simulated GPU without faults, on the code path for GPUs and within the memory of real GPUs.
 
 These tests run a part of `make pretend`: an H100, which has every kernel, at level standard with small sizes, and a T4,
 which lacks most kernels and has the least memory, at level quick with the real sizes, each with a tenth of the sampled

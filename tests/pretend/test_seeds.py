@@ -1,4 +1,4 @@
-"""Seeded faults on the paths for GPUs, on a simulated H100: caught there too.
+"""Seeded faults on a simulated H100: the code paths for GPUs detect them too.
 
 SLICE has at least one seed of each probe, and the seeds whose path differs on a GPU: exhausted memory, half types
 instead of float32, kernels that only a GPU has. `make pretend` runs all seeds.

@@ -1,5 +1,5 @@
-"""The self-test on right kernels raises no alarm: nothing fails, and no trait reports a defect. test_run.py runs it
-twice more, with the same check."""
+"""The self-test on right kernels raises no alarm: nothing fails, and no trait reports a defect. test_run.py runs the
+self-test twice more, with the same check."""
 
 import json
 import subprocess

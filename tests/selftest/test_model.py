@@ -1,4 +1,4 @@
-"""The fingerprint of a user's model: right ones pass in every dtype, and a wrong module is named."""
+"""The fingerprint of a user's model: right modules pass in every dtype, and a wrong module is named."""
 
 import copy
 import itertools

@@ -1,4 +1,5 @@
-"""The check that every rank runs before training: the device that it uses, and its message about a result."""
+"""The check that every rank runs before training: the device that the check uses, and the check's message about a
+result."""
 
 import json
 import os

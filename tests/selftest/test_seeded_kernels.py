@@ -1,4 +1,4 @@
-"""Kernels with the faults of real GPUs and libraries: the responsible probe reports each, with its place."""
+"""Kernels with the faults of real GPUs and libraries: the responsible probe reports each fault and its position."""
 
 import pytest
 

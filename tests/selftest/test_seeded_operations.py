@@ -1,4 +1,5 @@
-"""Operations with faults: the probe that covers them reports each, with its place; no other probe covers them."""
+"""Operations with faults: the probe that covers an operation reports each fault and its position; no other probe covers
+that operation."""
 
 import pytest
 

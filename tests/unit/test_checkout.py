@@ -1,4 +1,5 @@
-"""No test depends on where the checkout lies: some of them, run from a copy whose path holds `envbuild` and a space.
+"""No test depends on the path of the checkout: some tests are run from a copy whose path contains `envbuild` and a
+space.
 
 `make test-elsewhere` runs all unit and self-test tests from such a copy.
 """

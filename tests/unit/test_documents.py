@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, every command has the options that it is shown with, and commands run.
+"""The documents: every link has a target, every command in them has the shown options, and the commands run.
 
 A command that needs an engine, a GPU, a cluster or a network is not run here: `RUN_ELSEWHERE` names the test that runs
 such a command, or `NOT_RUN` gives the reason why no test does. The parser of each command checks the options, also of

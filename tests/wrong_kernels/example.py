@@ -1,4 +1,4 @@
-"""Two wrong kernels as examples of how they are written. They do not count."""
+"""Two wrong kernels as examples of how they are written. These two do not count in the score."""
 
 from __future__ import annotations
 

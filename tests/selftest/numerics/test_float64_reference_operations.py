@@ -1,4 +1,5 @@
-"""The float64 references of fingerprint operations agree with torch's float64, and their bounds with rounding."""
+"""The float64 references of fingerprint operations agree with torch's float64, and the bounds of the references allow
+rounding but not larger errors."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
-"""Driver reports during a probe belong to that probe, with any result; missing counters fail nothing."""
+"""Reports of the driver during a probe are added to that probe's outcome, whatever its status; a missing counter makes
+no probe fail."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Operations with faults that only their own probe detects: run separately, as seeds.operations."""
+"""Operations with faults that only the probe of the operation detects: run separately, as seeds.operations."""
 
 import os
 from collections.abc import Callable

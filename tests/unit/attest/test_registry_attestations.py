@@ -1,4 +1,5 @@
-"""Statements about environments and images in a registry: what several machines publish at the same time is kept."""
+"""Statements about environments and images in a registry: statements that several machines publish at the same time are
+all kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Small environments that the dynamic loader accepts are collected and judged; then results that no collector can
-produce."""
+"""Small environments that the dynamic loader accepts are collected and judged; documents that no collector can produce
+are refused."""
 
 from __future__ import annotations
 

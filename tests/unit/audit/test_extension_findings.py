@@ -1,5 +1,5 @@
-"""Compiled extensions of small environments that the dynamic loader accepts: their contents, and each way of being
-broken."""
+"""Compiled extensions of small environments that the dynamic loader accepts: what they contain, and each fault that the
+audit can find in them."""
 
 from __future__ import annotations
 

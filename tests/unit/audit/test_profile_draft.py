@@ -1,4 +1,5 @@
-"""A profile written from an image: it loads, its pins are the image's, and it lists what it leaves out."""
+"""A profile that is drafted from an image can be loaded, has the image's pins, and lists the contents of the image that
+it leaves out."""
 
 from __future__ import annotations
 

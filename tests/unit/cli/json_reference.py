@@ -1,4 +1,4 @@
-"""docs/json.md: the documents of `--json`, from their types.
+"""Generates docs/json.md, the page of the documents of `--json`, from their types.
 
 python -m unit.cli.json_reference        in tests/; writes the page
 """

@@ -1,4 +1,5 @@
-"""GPUs by name on the command line: with a shipped profile, with one that can be written, and refused."""
+"""GPUs by name on the command line: GPUs with a shipped profile, GPUs for which envbuild can write a profile, and GPUs
+that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""-v, --debug and --version, wherever they stand on the command line."""
+"""-v, --debug and --version, at any position on the command line."""
 
 from __future__ import annotations
 

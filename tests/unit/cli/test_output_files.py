@@ -1,4 +1,4 @@
-"""Output files of options: every command creates missing folders and reports it; - is stdout, or refused."""
+"""Output files of options: every command creates missing folders and reports this; `-` is stdout, or is refused."""
 
 from __future__ import annotations
 

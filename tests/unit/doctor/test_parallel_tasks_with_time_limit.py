@@ -1,4 +1,4 @@
-"""A slow reader is named, and loses no earlier results."""
+"""A slow reader is named, and the results of readers that finished earlier are kept."""
 
 from __future__ import annotations
 

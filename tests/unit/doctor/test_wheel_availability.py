@@ -1,4 +1,5 @@
-"""Availability of every wheel of a lock on the indexes: by their pages, without a download."""
+"""Availability of every wheel of a lock on the indexes: by the pages of the indexes, without the download of a
+wheel."""
 
 from __future__ import annotations
 

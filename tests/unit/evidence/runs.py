@@ -1,4 +1,4 @@
-"""Outputs of a self-test, as the harness writes them, and ways to spoil them."""
+"""Outputs of a self-test, as the harness writes them, and changes that make these outputs invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an image is verified, or why not, with an engine of two dictionaries."""
+"""Whether an image is verified, or why not, with a simulated engine that consists of two dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index's apex is not NVIDIA's: every request for it is refused, with the way to the right one."""
+"""The index's apex is not NVIDIA's: every request for it is refused, and the message says how to get NVIDIA's apex."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings for unequal GPUs: from the facts, only where needed, and a profile's own value wins."""
+"""Settings for unequal GPUs come from the facts and are set only where they are needed; a profile's own value takes
+precedence."""
 
 from __future__ import annotations
 

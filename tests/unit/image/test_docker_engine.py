@@ -1,4 +1,5 @@
-"""A small Docker API on a unix socket: too old, silent, or with odd answers; and the choice of the engine."""
+"""The Docker Engine's API, simulated on a unix socket: too old, silent, or with unexpected answers. Also how envbuild
+chooses the engine."""
 
 from __future__ import annotations
 

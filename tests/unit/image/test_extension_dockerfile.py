@@ -1,4 +1,4 @@
-"""The Dockerfile for extensions, the golden folders, and that no text of a profile or lock becomes an instruction."""
+"""The Dockerfile for extensions equals the golden files, and no text of a profile or lock becomes an instruction."""
 
 from __future__ import annotations
 

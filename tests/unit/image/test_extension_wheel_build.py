@@ -1,4 +1,4 @@
-"""The cache key of a compiled wheel, when a wheel is reused, and the error if it is missing."""
+"""The cache key of a compiled wheel, when a wheel is reused, and the error if a build leaves no wheel."""
 
 from __future__ import annotations
 

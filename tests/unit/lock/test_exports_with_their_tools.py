@@ -1,4 +1,5 @@
-"""The exported files in the hands of the real tools: pip, uv and Poetry keep what a file says they keep, and no more.
+"""The exported files, installed by the real tools: pip, uv and Poetry observe what an exported file states, and nothing
+more.
 
 conda is not installed here: rattler, a different implementation of conda's formats and solver, solves the packages of
 conda in the file, and pip installs its part.

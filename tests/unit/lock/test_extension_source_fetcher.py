@@ -1,4 +1,5 @@
-"""Sources of extensions: which commit, from where, whether it is complete, and whether it uses its settings."""
+"""Sources of extensions: which commit is fetched and from where, whether the source is complete, and whether its build
+reads the settings of the profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preflight of `make`: what it says before anything is fetched, and when it stops."""
+"""The preflight of `make`: what the preflight reports before anything is fetched, and when it stops `make`."""
 
 from __future__ import annotations
 

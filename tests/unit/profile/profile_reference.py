@@ -1,4 +1,4 @@
-"""docs/profile-format.md: every key of a profile, from the JSON Schema that editors use.
+"""Generates docs/profile-format.md, the page of every key of a profile, from the JSON Schema that editors use.
 
 python -m unit.profile.profile_reference        in tests/; writes the page
 """

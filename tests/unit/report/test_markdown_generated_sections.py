@@ -1,4 +1,5 @@
-"""Blocks in Markdown: found, with errors, filled; and cells that cannot leave the table."""
+"""Generated blocks in Markdown are found and filled, wrong marks are errors, and the text of a cell cannot leave its
+table."""
 
 from __future__ import annotations
 

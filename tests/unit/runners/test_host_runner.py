@@ -1,4 +1,5 @@
-"""The runner of this machine: which Python it uses, its results, and the report of a real run about its torch."""
+"""The runner of this machine: which Python it uses, its results, and what a real run reports about the torch of that
+Python."""
 
 from __future__ import annotations
 

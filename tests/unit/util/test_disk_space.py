@@ -1,4 +1,5 @@
-"""The message about a full disk: which one, with figures, and no message if it is unknown."""
+"""The message about a full disk names the disk and its free space; if no disk is known to be full, the message lists
+all disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Forms of products: float64 has values that float32 cannot keep, and a dtype's sums stay within its integers."""
+"""Forms of products: their float64 cases contain values that float32 cannot represent, and the sums of a dtype's cases
+are integers that the dtype represents exactly."""
 
 import math
 from typing import Any

@@ -1,4 +1,5 @@
-"""Functions of two tensors and complex numbers: their tolerances, and wrong kernels that they find."""
+"""Functions of two tensors, and functions of complex numbers: the tolerances of their cases, and the wrong kernels that
+the cases detect."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fingerprints of right and wrong kernels, and the comparison of the two."""
+"""Fingerprints of right and of wrong kernels, and comparisons of fingerprints."""
 
 import json
 from collections.abc import Callable

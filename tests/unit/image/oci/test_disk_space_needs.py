@@ -1,4 +1,4 @@
-"""The disk space that the image of a lock needs, and the error if it is missing."""
+"""The disk space that the image of a lock needs, and the error if the disk has less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Uploads of described images: only what is missing, as a stream, in parts that go on after an interruption."""
+"""Uploads of described images: only missing blobs are sent, as a stream, and in parts, so that an interrupted upload
+can continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The manifests: golden, valid by the published schemas, confined; and values that must not be in one."""
+"""The manifests equal golden files, are valid by the published schemas, and confine the container; some values must not
+be in a manifest."""
 
 from __future__ import annotations
 
