@@ -1,5 +1,5 @@
-"""The entry point of the command line. It imports a command only when that is called, and reports the errors of all
-commands."""
+"""The entry point of the command line. A command is imported only when it is called. The errors of all commands are
+reported here."""
 
 from __future__ import annotations
 

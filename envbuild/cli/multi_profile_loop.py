@@ -1,4 +1,5 @@
-"""Runs a command for several profiles, one after the other. If it fails for one, the others still run."""
+"""Runs a command for several profiles, one after the other. If the command fails for one profile, it still runs for the
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs all checks of a machine, checks whether it suits a profile, and describes it as JSON. Pure."""
+"""Runs all checks of a machine, checks whether the machine suits a profile, and describes the machine as JSON. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Checks that the configured indexes have every wheel of a lock. It reads only the index pages, and downloads no
-wheel."""
+"""Checks that the configured indexes have every wheel of a lock. Reads only the index pages, and downloads no wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Describes a tested Python environment by the digest of its locked files, and by all other files that it loads. Pure.
+"""Describes a tested Python environment by the digest of its locked files, and by all other files that the environment
+loads. Pure.
 
 The digest is the sha256 over the lines `PATH NUL SHA256 LF`, sorted by path, of the files that the locked wheels
 install below site-packages. Bytecode, RECORD, METADATA and other files that installers change are left out. RECORD is

@@ -1,5 +1,5 @@
-"""Facts about Debian suites, GPUs, CUDA, torch and known faults. They come from data files that are read once, and a
-site can add its own.
+"""Facts about Debian suites, GPUs, CUDA, torch and known faults. The facts come from data files that are read once. A
+site can add its own facts.
 
 A function raises FactsError if the data that it reads are malformed. The error lists all malformed entries of those
 data, with file and line. `suites` and `base_packages` do not validate the values that they read.

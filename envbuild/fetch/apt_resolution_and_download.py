@@ -1,5 +1,5 @@
-"""Resolves and downloads Debian packages with the host's apt, using its mirrors, proxies and keys, in a separate state
-folder.
+"""Resolves and downloads Debian packages with the host's apt and the host's mirrors, proxies and keys, in a separate
+state folder.
 
 The host's package state is neither read nor changed. Downloads use apt's own helper, which checks the hash.
 """

@@ -1,5 +1,5 @@
 """Finds what can be removed: images of no current lock, and cached files that no lock needs. Verified images, and
-images that a container uses, are never among them."""
+images that a container uses, are never removed."""
 
 from __future__ import annotations
 

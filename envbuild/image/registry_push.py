@@ -1,4 +1,5 @@
-"""Pushes an image to a registry, and checks whether it is there, under a tag that contains its image id."""
+"""Pushes an image to a registry under a tag that contains the image id, and checks whether the registry has the
+image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the profile that a name on the command line stands for. It may be the name of a profile file, of its devel
+"""Finds the profile that a name on the command line stands for. The name may be that of a profile file, of its devel
 variant, of a lock with a project's requirements, or of a GPU."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Stores tickets: small files in the user's state folder that allow a later process to resume a job. One is used if the
-process that waited for the job was lost."""
+"""Stores tickets: small files in the user's state folder that allow a later process to resume a job. A ticket is used
+if the process that waited for the job was lost."""
 
 from __future__ import annotations
 

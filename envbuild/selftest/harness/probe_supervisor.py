@@ -1,5 +1,5 @@
 """The harness's side of a probe's process: starts the process, reads its output, enforces its time limit, and reports
-how it ended.
+how the process ended.
 
 The docstring of forked_work, which runs functions within a probe, describes the differences.
 """

@@ -1,4 +1,5 @@
-"""env.libs: the libraries that torch calls load into the process are those of the locked distributions."""
+"""env.libs: when torch is called, the libraries that are loaded into the process are those of the locked
+distributions."""
 
 from __future__ import annotations
 
