@@ -93,7 +93,8 @@ def main() -> None:
 def _measured(
     folder: Path, runs: int, only: list[str], wanted: list[str] | None, say: Any
 ) -> tuple[dict[str, Any], dict[str, Any], BaseException | None]:
-    """Measure, and return the values by case, the conditions of the measurement, and the reason if it ended early."""
+    """Measure, and return the values by case, the conditions of the measurement, and the reason if the benchmark ended
+    early."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()
     _clean(folder)

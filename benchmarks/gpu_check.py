@@ -47,8 +47,8 @@ def first_gpu() -> str | None:
 
 
 def run_plan(chosen: Sequence[Step], bench: Bench, again: bool, patience: float = 1) -> dict[str, Result]:
-    """Run the chosen steps that have no complete result of the current sources; with `again`, run all of them. Return
-    the results of all steps that have ever been started or skipped.
+    """Run the chosen steps that have no complete result of the current sources; with `again`, run all chosen steps.
+    Return the results of all steps that have ever been started or skipped.
 
     `patience`: a factor for all time limits, for a trial on a machine without a GPU, which is slower.
     """

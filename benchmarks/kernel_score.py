@@ -58,7 +58,7 @@ def read_verdicts(again: bool) -> dict[str, Verdicts]:
 
 
 def untried(before: Verdict | None, levels: Sequence[str]) -> Sequence[str]:
-    """Return the levels at which a kernel must still be judged: none if it was found."""
+    """Return the levels at which a kernel must still be judged: none if a level has detected it."""
     if before is None:
         return levels
     return () if before.level else levels[LEVELS.index(before.tried) + 1 :]

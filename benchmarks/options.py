@@ -48,7 +48,7 @@ def _signal(kind: type[BaseException]) -> signal.Signals:
 
 def _again(lost: sys.UnraisableHookArgs) -> None:
     """Send a signal again that arrived during garbage collection: there Python only prints the exception and continues.
-    It is sent a little later, after the collection."""
+    The signal is sent a little later, after the collection."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         threading.Timer(0.01, os.kill, (os.getpid(), _signal(lost.exc_type))).start()
     else:

@@ -135,8 +135,8 @@ def lockable() -> list[str]:
 
 
 def locks(rounds: Rounds, folder: Path) -> None:
-    """Time `lock` of all shipped profiles with nothing changed; `lock --upgrade` of the `lockable` ones; and only the
-    calls of uv that it makes."""
+    """Time `lock` of all shipped profiles with nothing changed; `lock --upgrade` of the `lockable` ones; and, alone,
+    the calls of uv that `lock --upgrade` makes."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, names = rounds.stock.outside, lockable()

@@ -58,7 +58,7 @@ class Rounds:
 
     def one(self, way: Way, number: int) -> None:
         """Build with an empty engine and without downloaded wheels. Then change a pin to a wheel that must be
-        downloaded, and, if the tool keeps wheels, to one that is already downloaded. If the tool pushes from the
+        downloaded, and, if the tool keeps wheels, to a wheel that is already downloaded. If the tool pushes from the
         engine, push the first two images. `number`: of the run; the first also measures sizes."""
         way.forget()
         self.arena.empty()
@@ -138,8 +138,8 @@ class Rounds:
                 file.unlink(missing_ok=True)
 
     def shared(self, ours: Ours) -> None:
-        """Push the images of profiles that share one torch to a new registry. Measure the bytes that it stores for the
-        first image, for 4 and for all."""
+        """Push the images of profiles that share one torch to a new registry. Measure the bytes that the registry
+        stores for the first image, for 4 images and for all images."""
         with Registry(self.stock.folder / "shared", self.registry.program) as registry:
             for count, gpu in enumerate(SHARING, 1):
                 ours.push_profile(sharing(gpu), f"{registry.host}/shared")
@@ -148,8 +148,8 @@ class Rounds:
         shutil.rmtree(self.stock.folder / "shared")
 
     def pulled(self, ours: Ours, other: Dockerfile) -> None:
-        """Pull and unpack an image with an empty engine: of another tool, of envbuild, and of envbuild compressed with
-        zstd."""
+        """Pull and unpack three images, each with an empty engine: the image of another tool, the image of envbuild,
+        and the image of envbuild compressed with zstd."""
         plain, zstd = (self.repository(ours, what) for what in ("pull", "pull-zstd"))
         ours.push(PINS[0], plain)
         ours.push(PINS[0], zstd, zstd=True)

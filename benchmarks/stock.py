@@ -45,9 +45,9 @@ SHARING = (
 
 @dataclass(frozen=True)
 class Stock:
-    """`folder`: contains everything; `project`: the folder in which envbuild runs, with a profile for each pin and one
-    for a second GPU; `wheels`: the locked wheels of the profile step-video; `cublas`: cuBLAS version -> wheel; `base`,
-    `uv`: image references for the compared tools."""
+    """`folder`: contains everything; `project`: the folder in which envbuild runs, with a profile for each pin and a
+    profile for a second GPU; `wheels`: the locked wheels of the profile step-video; `cublas`: cuBLAS version -> wheel;
+    `base`, `uv`: image references for the compared tools."""
 
     folder: Path
     wheels: tuple[LockedWheel, ...]
@@ -137,7 +137,8 @@ def sharing(gpu: str) -> str:
 
 
 def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, ...], dict[str, LockedWheel]]:
-    """Return the wheels for all tools. They are downloaded once from the machine's indexes, into `folder`/wheels."""
+    """Return the wheels for all tools. The wheels are downloaded once from the machine's indexes, into
+    `folder`/wheels."""
     locked = _lock(CHECKOUT / "profiles" / "projects" / f"{PROFILE}.lock.yaml")
     kept = Store(folder / "wheels")
     glibc = suites()[locked.suite or ""].glibc
@@ -213,8 +214,8 @@ def _python(stock: Stock, arguments: Sequence[str], variables: Mapping[str, str]
 
 
 def bases(stock: Stock, say: Callable[[str], None]) -> Path:
-    """Build the root file system that all tools use, with envbuild, in the benchmark's own cache. Compress it there
-    too, as the other tools find it compressed in a registry."""
+    """Build the root file system that all tools use, with envbuild, in the benchmark's own cache. Also compress the
+    root file system there, because the other tools find it compressed in a registry."""
     locked = _lock(stock.project / "profiles" / f"{profile(PINS[0])}.lock.yaml")
     assert locked.suite
     before = os.environ.get("XDG_CACHE_HOME")

@@ -229,7 +229,7 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _speeds(document: Mapping[str, Any]) -> str:
-    """Return a sentence about the disk speeds. Documents of earlier versions do not have all of them."""
+    """Return a sentence about the disk speeds. Documents of earlier versions do not have all of these speeds."""
     flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "new_file", "memory"))
     new = f"{new_file} MB/s ({flushed} with its flush)" if "new_file" in document else f"{flushed} MB/s with its flush"
     return f"A new file took {new}{f', in place again {again} MB/s' if 'memory' in document else ''}."

@@ -27,8 +27,8 @@ class Taken:
 
 
 def taken(work: Callable[[], T], roots: Iterable[int], device: Path) -> tuple[T, Taken]:
-    """Measure `work`. `roots`: processes that are watched with all their descendants, in addition to those that `work`
-    starts. This process and its earlier children are not watched. `device`: a path on the disk."""
+    """Measure `work`. `roots`: processes that are watched with all their descendants, in addition to the processes that
+    `work` starts. This process and its earlier children are not watched. `device`: a path on the disk."""
     peak, ended = [0], threading.Event()
     watched, earlier = set(roots), set(_processes())
 
@@ -88,7 +88,8 @@ def _below(pid: int, roots: set[int], found: dict[int, _Process]) -> bool:
 
 
 def _written(path: Path) -> int:
-    """Return the bytes written to the disk under `path` since the machine started; 0 if it is not a block device."""
+    """Return the bytes written to the disk under `path` since the machine started; 0 if `path` is not on a block
+    device."""
     device = path.stat().st_dev
     file = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
     return int(file.read_text(encoding="utf-8").split()[6]) * _SECTOR if file.is_file() else 0

@@ -36,7 +36,8 @@ def _scope(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """One worker has a file at a time, so what its tests share is made once; those of the engine share their images.
+    """A file is run by one worker, so that what its tests share is made once. Tests of the engine share their images in
+    the same way.
 
     `--dist loadgroup` would say the same with marks: pytest-xdist 3.8 cannot with pytest 9.2, whose node ids it means
     to extend.
@@ -52,8 +53,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first, and attach the row of the attack table to its test, so that xdist's workers send it along
-    with the result."""
+    """Put the longest tests first, and attach the row of the attack table to its test, so that xdist's workers send it
+    along with the result."""
     items.sort(key=lambda item: _turn(item.nodeid))
     for item in items:
         for kind in ("attack", "legitimate"):

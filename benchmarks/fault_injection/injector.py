@@ -67,8 +67,7 @@ class Injector(TorchDispatchMode):
             self._host -= 1
 
     def settle(self) -> None:
-        """At the end of a step, copy its results as they are then, because later operators may write to some of
-        them."""
+        """At the end of a step, copy the step's results, because later operators may write to some of these tensors."""
         self.made += [values.detach().clone() for values in self._kept]
         self._kept.clear()
 

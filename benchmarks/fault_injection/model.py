@@ -85,7 +85,7 @@ class Fault:
 
 
 def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int) -> Fault:
-    """Draw a fault with the probabilities above, which changes `element` of an output of `count` elements of this
+    """Draw, with the probabilities above, a fault that changes `element` of an output of `count` elements of this
     dtype. The kind "NaN or infinity" is left out for integers and float8, and two bits for bool; the other kinds keep
     their ratio."""
     kinds = [share for share in KINDS if _exists(share.name, dtype)]

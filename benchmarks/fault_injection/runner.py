@@ -83,7 +83,7 @@ _digest = tensor_digests.raw_digest  # the original function, which Runner repla
 
 @dataclass(frozen=True)
 class Result:
-    """Values that a probe compared or computed, and by how much rounding may change each of them; None: by nothing."""
+    """Values that a probe compared or computed, and by how much rounding may change each value; None: by nothing."""
 
     values: torch.Tensor
     allowed: torch.Tensor | None = None
@@ -182,8 +182,8 @@ class Runner:
         return Observed(self._injector.sites, results, faults, error, skipped)
 
     def learned(self, unit: Unit) -> Observed | None:
-        """Run a unit for the first time; later runs reuse what it computed. None if torch or the device lacks an
-        operation that the unit calls. Raises ValueError if the unit ends with an error."""
+        """Run a unit for the first time; later runs reuse what the first run computed. None if torch or the device
+        lacks an operation that the unit calls. Raises ValueError if the unit ends with an error."""
         self.learning = True
         first = self.run(unit)
         self.learning = False

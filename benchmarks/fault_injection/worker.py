@@ -43,8 +43,8 @@ class Campaign:
         self.units: list[tuple[Unit, Observed]] = [(unit, clean) for unit, clean in found if clean is not None]
 
     def inject(self, number: int) -> Record:
-        """Make the injection with this number. It is the same each time: a unit, one of the elements that its operators
-        compute (both drawn with equal probability), and a fault drawn from the model."""
+        """Make the injection with this number. A number always gives the same injection: a unit, one of the elements
+        that its operators compute (both drawn with equal probability), and a fault drawn from the model."""
         unit, site, fault, clean = self.drawn(number)
         dtype = site.dtype if site.dtype.is_floating_point else torch.float64
         found = effect(clean, self.runner.run(unit, Shot(site.number, fault)), dtype)
@@ -66,7 +66,8 @@ class Campaign:
         raise AssertionError("an element beyond the last")
 
     def check(self) -> None:
-        """Raise ValueError if a run without a fault differs from the earlier one, because a fault has remained."""
+        """Raise ValueError if a run without a fault differs from the earlier run without a fault: then an injected
+        fault has remained."""
         for unit, clean in self.units:
             again = self.runner.run(unit)
             if again.detected or effect(clean, again).changed:
@@ -108,7 +109,7 @@ class Displaced(TorchFunctionMode):
 
 
 def run_injections(name: str, count: int, file: Path) -> None:
-    """Continue the injections of a probe until there are `count`."""
+    """Continue the injections of a probe until there are `count` injections."""
     lines = Lines(file)
     done = lines.open()
     compare = every_second if name == CONTROL else element_comparison.compare
@@ -134,8 +135,8 @@ def clean_settings(name: str) -> list[tuple[str, int, int]]:
 
 
 def run_clean(name: str, count: int, file: Path, configuration: str) -> None:
-    """Continue the clean runs of a probe until there are `count`. Each setting is run at most once, because a CPU
-    repeats a run bit for bit."""
+    """Continue the clean runs of a probe until there are `count` clean runs. Each setting is run at most once, because
+    a CPU repeats a run bit for bit."""
     lines = Lines(file)
     done = lines.open()
     units: dict[str, list[Unit]] = {}

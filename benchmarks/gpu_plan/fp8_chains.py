@@ -64,7 +64,7 @@ def _bits(multiply: Multiply, shape: tuple[int, int, int], place: int) -> int | 
 def _results(
     multiply: Multiply, shape: tuple[int, int, int], rows: list[tuple[int, float]], factor: float = 1.0
 ) -> list[float]:
-    """Return one element of each row's result if a row has this value at this place; it is multiplied by `factor`."""
+    """Return one element of each row's result if a row has this value, multiplied by `factor`, at this place."""
     m, k, n = shape
     a, b = torch.zeros(m, k), torch.ones(k, n)
     a[:, 0], a[:, -1] = LARGE, -LARGE

@@ -20,8 +20,8 @@ class TimeUp(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float, but: frozenset[int] = frozenset()) -> Iterator[None]:
-    """Raise TimeUp in the main thread after this number of seconds, whatever it waits for. Before that, end every
-    descendant process, except those in `but`.
+    """Raise TimeUp in the main thread after this number of seconds, whatever the thread waits for. Before that, end
+    every descendant process, except those in `but`.
 
     So code that waits for a process while TimeUp propagates, as Popen does at the end of its block, does not block.
     """
@@ -40,8 +40,8 @@ def time_limit(seconds: float, but: frozenset[int] = frozenset()) -> Iterator[No
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends, so that none leaves this process tree.
-    Probes run in their own sessions, so killing a process group does not reach them."""
+    """Make this process the parent of every descendant whose own parent ends, so that no descendant leaves this process
+    tree. Probes run in their own sessions, so killing a process group does not end the probes."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -75,7 +75,7 @@ def _stat(pid: int) -> list[str] | None:
 
 def end_descendants(but: frozenset[int] = frozenset()) -> list[int]:
     """Kill every descendant of this process, except those in `but`, and collect their exit statuses. Return the ids of
-    those that ran."""
+    the processes that were running."""
     found: list[int] = []
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:

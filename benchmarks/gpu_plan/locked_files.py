@@ -52,7 +52,7 @@ class Compared:
 
 
 def compare(expected: dict[str, Any]) -> Iterator[Compared]:
-    """Compare this interpreter's distributions with the file's wheels, in its order."""
+    """Compare this interpreter's distributions with the file's wheels, in the order of the file."""
     for wheel, libraries in expected["wheels"].items():
         try:
             found = metadata.distribution(wheel.partition("==")[0])

@@ -123,7 +123,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Step:
-    """A step. `limit`: seconds; `about`: what it does, for --list and the page."""
+    """A step. `limit`: seconds; `about`: what the step does, for --list and the page."""
 
     name: str
     block: int

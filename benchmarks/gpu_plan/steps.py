@@ -200,7 +200,7 @@ def sampling(file: Path) -> Iterator[None]:
 
 
 def sampled(text: str) -> Iterator[str]:
-    """Return the samples in a file of nvidia-smi. Raises StepFailed if it has none."""
+    """Return the samples in a file of nvidia-smi. Raises StepFailed if the file has no samples."""
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
     rows = [row for row in rows if len(row) == len(_SAMPLED)]
     if not rows:
@@ -462,7 +462,7 @@ def commands(bench: Bench) -> None:
 
 
 def other_fingerprints(folder: Path, committed: Path = ROOT / "benchmarks" / "results" / "gpu") -> list[Path]:
-    """Return the fingerprints of other GPUs: those in folders next to this one, and committed ones."""
+    """Return the fingerprints of other GPUs: those in folders next to this GPU's folder, and committed ones."""
     found = [file for results in (folder.parent, committed) for file in sorted(results.glob(f"*/{FINGERPRINT}"))]
     return [file for file in found if file.parent.name != folder.name]
 

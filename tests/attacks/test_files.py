@@ -266,7 +266,7 @@ WITHOUT_END = "the file is refused, without waiting for it or reading it to its 
 
 
 def ended(project: Path, *arguments: str) -> CommandResult:
-    """Run a command in a separate process that a test can end while it waits."""
+    """Run a command in a separate process, so that a test can end the command while the command waits."""
     argv = [sys.executable, "-m", "envbuild", *arguments]
     path = os.pathsep.join(filter(None, [str(package_data.ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(

@@ -59,8 +59,8 @@ def sending(
     seen: list[bytes] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
-    """Start a server, and return its host:port. It answers `at_once`, then `count` pieces, one after each pause. `seen`
-    gets the first line of each connection's request."""
+    """Start a server, and return its host:port. The server answers `at_once`, then `count` pieces, one piece after each
+    pause. `seen` gets the first line of each connection's request."""
 
     class Handler(socketserver.BaseRequestHandler):
         def setup(self) -> None:

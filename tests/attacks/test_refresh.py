@@ -37,7 +37,7 @@ VALID = archive(("torch-2.7.1", b"Name: torch\nRequires-Dist: triton==3.3.1\n"))
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """An index that serves ranges. uv is not used, because it reads the wheel itself."""
+    """An index that serves ranges. uv is not used, because uv reads the wheel itself."""
     quick_pip(monkeypatch)
     with serving(Index(tmp_path, ranges=True)) as found:
         address = f"http://127.0.0.1:{found.port}/files/{WHEEL.file}"

@@ -156,8 +156,8 @@ def test_an_index_of_one_image_and_an_attestation(site: Site) -> None:
 )
 @pytest.mark.parametrize("name", ["team/h20-production", "team/sample-full", "other/sample"])
 def test_a_signed_image_in_another_repository(site: Site, name: str) -> None:
-    """For example the CPU image in place of the GPU image, or an image verified at `quick` in place of one at
-    `full`."""
+    """For example, the CPU image in place of the GPU image, or an image verified at `quick` in place of an image
+    verified at `full`."""
     for ref in (f"{name}:verified", f"{name}@{digest_of(site)}"):
         result = verify(site, ref=ref)
         assert refused(result) == ["repository"]
@@ -247,7 +247,7 @@ def test_an_image_of_several_profiles(site: Site) -> None:
 
 @pytest.mark.legitimate("user of a GPU", "evidence from a file, signed before the push", "verified by it")
 def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
-    """It names the image only by its id."""
+    """Such evidence names the image only by the image id."""
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     subject = in_toto_statements.Subject("envbuild/sample", site.engine.image.id)
@@ -375,7 +375,7 @@ def test_a_child_that_changes_a_setting_of_its_base(settings: dict[str, Any]) ->
 
 @pytest.mark.attack("author of a child image", "a label that names another lock", "refused (configuration)")
 def test_a_child_that_changes_envbuilds_labels(site: Site) -> None:
-    """The user names the base by its tag, so the label does not choose it."""
+    """The user names the base image by its tag, so the label does not choose the base image."""
     put_child(site, "app", Labels={LOCK_LABEL: f"sha256:{sha('x')}"})
     base = f"{site.registry.host}/team/sample:verified"
     assert refused(verify(site, "--base", base, ref="team/app:app")) == ["configuration"]

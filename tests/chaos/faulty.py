@@ -26,7 +26,7 @@ _HALF, _PIECES = 2, 8
 
 @dataclass
 class Fault:
-    """`times`: the number of answers of this `kind` that are wrong; later ones are right. `seconds`: the delay of a
+    """`times`: the number of answers of this `kind` that are wrong; later answers are right. `seconds`: the delay of a
     slow answer."""
 
     mode: str
@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _wrong(kind: str, body: bytes) -> bytes:
     """Return the wrong content for an answer: instead of a page, the login page of a hotel's network; instead of a
-    file, one of the same size with some changed bytes."""
+    file, a file of the same size with some changed bytes."""
     if kind == "page":
         return b"<!DOCTYPE html><html><body><a href='/login'>Welcome! Log in to go on.</a></body></html>"
     middle = len(body) // 2
@@ -161,7 +161,7 @@ def serving(folder: Path) -> Iterator[Index]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore connections that break off: they are intended."""
+            """Ignore interrupted connections: the interruptions are intended."""
 
     server = Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": index}))
     index.port = server.server_port

@@ -74,7 +74,8 @@ def wrong_tags(client: Any, state: Path) -> Iterator[Breach]:
 
 
 def unproved(state: Path, profile: str, image: str, labels: Mapping[str, str]) -> str | None:
-    """Why an image is not to be called verified, from the evidence on disk alone; None where it may.
+    """Return why an image must not be called verified, from the evidence on disk alone; None if it may be called
+    verified.
 
     The code with which envbuild decides this is not used here. The image may be called verified if a run record names
     this image, this profile and the lock in the image's label, if every probe that the record requires passed and none
@@ -182,7 +183,7 @@ _FROM_LOCK = re.compile(r'io\.envbuild\.lock="(sha256:[0-9a-f]{64})"')
 
 
 def _dockerfile(file: Path, ground: Ground) -> str | None:
-    """It must match the lock next to it or an earlier one, byte for byte."""
+    """Check that the Dockerfile equals, byte for byte, that of the lock next to it or of an earlier lock."""
     text = file.read_text(encoding="utf-8", errors="replace")
     made_of = _FROM_LOCK.search(text)
     if not made_of or made_of[1] not in ground.rendered:
@@ -191,7 +192,7 @@ def _dockerfile(file: Path, ground: Ground) -> str | None:
 
 
 def _build(file: Path) -> dict[str, Any] | None:
-    """Return a build record; None if it is invalid."""
+    """Return a build record; None if the record is invalid."""
     try:
         found: dict[str, Any] = json.loads(file.read_bytes())
     except ValueError:
@@ -220,7 +221,7 @@ _ENTRY_FIELDS = ("key", "digest", "size", "diff_id", "diff_size")  # in the orde
 
 def _layer_entry(file: Path) -> str | None:
     """Check an entry of the cache of layers, and the blob that it names, if the cache has the blob. Most layers keep no
-    blob; if a run needs one that is missing, it writes it."""
+    blob; if a run needs a missing blob, the run writes it."""
     try:
         entry = json.loads(file.read_bytes())
         values = [entry[name] for name in _ENTRY_FIELDS]

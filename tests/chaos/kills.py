@@ -78,7 +78,8 @@ STARTS = {
 @dataclass(frozen=True)
 class Moments:
     """The moments of the kills. `boundaries`: pairs of a start, and the begin or end of a step; every `every`-th round
-    takes the next one. `shares`: how often each start is used in the other rounds; smaller for longer runs."""
+    takes the next pair. `shares`: how often each start is used in the other rounds; the share is smaller if a run takes
+    longer."""
 
     boundaries: Sequence[tuple[str, str]]
     every: int
@@ -106,7 +107,8 @@ BUILD = Moments(
 @dataclass
 class Kills:
     """Kills of envbuild. `starts`: the states from which rounds begin; if empty, all states that `moments` contains.
-    `effects`, `seconds`: start -> the number of effects of a whole run from there, and its duration."""
+    `effects`, `seconds`: start -> the number of effects of a whole run from that start, and the duration of that
+    run."""
 
     starts: Collection[str] = ()
     name: str = "kill"

@@ -108,7 +108,8 @@ class Place:
         return self.listings[image]
 
     def _same_files(self, variant: str, known: str, image: str) -> None:
-        """Accept a second image of one lock only if its layers hold the same files and a run reported it."""
+        """Accept a second image of one lock only if its layers contain the same files and a run reported the second
+        image."""
         message = f"the lock of {variant} gave {image}, and before {known}"
         assert known in self.listings, message
         pairs = zip_longest(self.look(known), self.look(image))

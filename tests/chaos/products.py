@@ -47,8 +47,8 @@ GPU = Product(
 
 
 def stock(product: Product) -> list[Lock]:
-    """Download everything that the product's images need to this machine's stores, while there is a network; return
-    their locks."""
+    """Download to this machine's stores everything that the product's images need, while there is a network; return the
+    locks of these images."""
     return [_stocked(product, pins) for pins in _each(product)]
 
 

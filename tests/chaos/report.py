@@ -31,7 +31,7 @@ _EFFECT = "- an effect: a file changed, a program started, or the engine asked"
 
 
 def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[str]:
-    """Return the report. `wanted`: how many faults each campaign injects if it is not cut short."""
+    """Return the report. `wanted`: how many faults each campaign injects if it is not ended early."""
     outcomes = [outcome for one in ran for outcome in one.outcomes]
     seeds = ", ".join(f"{one.name} {len(_struck(one))} from seed {one.seed}" for one in ran)
     return [
@@ -94,8 +94,8 @@ def _count(outcomes: Iterable[Outcome], *words: str) -> int:
 
 
 def _ended(outcomes: Iterable[Outcome], whose: str) -> int:
-    """Return the number of violations by a run itself: these begin with `whose`, the others with the time when they
-    were found."""
+    """Return the number of violations by a run itself: these begin with `whose`; other violations begin with the time
+    when they were found."""
     return sum(breach.startswith(whose) for outcome in outcomes for breach in outcome.breaches)
 
 

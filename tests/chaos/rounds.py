@@ -25,8 +25,9 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Struck:
-    """One injected fault. `kind`: its kind, for the table; `where`: the moment; `code`: the exit code of the run during
-    it, -9 if it was killed; `message`: its error; `fair`: whether the run may end this way."""
+    """One injected fault. `kind`: its kind, for the table; `where`: the moment; `code`: the exit code of the run into
+    which it was injected, -9 if that run was killed; `message`: the error of that run; `fair`: whether the run may end
+    this way."""
 
     kind: str
     where: str
@@ -49,8 +50,8 @@ class Outcome:
 
 
 class Campaign(Protocol):
-    """`strike` injects a fault and returns the result. It returns None if the run ended before the fault; then another
-    one is tried. `again` is the following run, which must complete."""
+    """`strike` injects a fault and returns the result. `strike` returns None if the run ended before the fault; then
+    another fault is tried. `again` is the following run, which must complete."""
 
     name: str
 
@@ -85,7 +86,7 @@ class Ran:
 
 
 def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[[Ran], None] = lambda ran: None) -> Ran:
-    """Run `count` faults; apart from timing, a seed always gives the same ones. `keep` is called after each."""
+    """Run `count` faults; apart from timing, a seed always gives the same faults. `keep` is called after each fault."""
     ran, begin = Ran(campaign.name, seed), time.monotonic()
     campaign.prepare(place)
     assert not (found := check(ground(place), settled=True)), f"before any fault: {', '.join(map(str, found))}"
@@ -167,7 +168,7 @@ def clear(place: Place) -> None:
 
 
 def both(place: Place) -> None:
-    """Make both variants, verified if possible; the profile ends as the first one."""
+    """Make both variants, verified if possible; at the end, the profile is that of the first variant."""
     for variant in reversed(VARIANTS):
         place.want(variant)
         place.make(variant)
@@ -215,7 +216,7 @@ def forget_proof(place: Place, variant: str) -> None:
 
 
 def words(ended: Result) -> str:
-    """The error of a failed run: the message, and the first line of the hint. Empty if it passed."""
+    """The error of a failed run: the message, and the first line of the hint. Empty if the run passed."""
     if not ended.code:
         return ""
     error = json.loads(ended.stdout or "{}").get("error", {})

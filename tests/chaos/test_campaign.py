@@ -144,7 +144,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, Path
 
 
 def write_layer(there: Place) -> None:
-    """Write the layer of a base, or whatever of it is missing or damaged in the cache."""
+    """Write the layer of a base, or the parts of that layer that are missing or damaged in the cache."""
     base = there.project.cached("bases") / "base.tar"
     base.write_bytes(b"a base" * 1000)
     base.with_suffix(".sha256").write_text(hashlib.sha256(base.read_bytes()).hexdigest(), encoding="utf-8")

@@ -110,8 +110,8 @@ def test_a_change_that_was_not_reported_does_not_pass(
 
 
 def test_an_image_that_was_not_read_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the campaign that kills the engine lists its images first. In all others, a second image of a lock is an
-    error."""
+    """Only the campaign that kills the engine lists its images first. In all other campaigns, a second image of a lock
+    is an error."""
     with pytest.raises(AssertionError, match=f"gave {NOW}, and before {BEFORE}$"):
         made(tmp_path, monkeypatch, saved(BASE, SWAPPED), looked=False)
 

@@ -24,8 +24,8 @@ _MINUTES = 13  # five times the usual time
 
 @pytest.mark.engine
 def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None:
-    """Runs in a separate process, because it switches to an empty network namespace. Runs without a fault verify their
-    image with the required probe only."""
+    """The campaign runs in a separate process, because it switches to an empty network namespace. Runs without a fault
+    verify their image with the required probe only."""
     lacking = engines.lacking()
     if lacking:
         pytest.skip(lacking)

@@ -190,7 +190,7 @@ def main() -> int:
 
 
 def section(title: str, part: str, lines: Sequence[str]) -> None:
-    """Replace the section of one part in the page; the others stay."""
+    """Replace the section of one part in the page; the other sections stay."""
     text = RESULT.read_text(encoding="utf-8") if RESULT.is_file() else ""
     found = {block.partition("\n")[0]: block.partition("\n")[2].strip("\n") for block in text.split("\n## ")[1:]}
     made = f"Machine: {described()}, which did other work too. Made by `make endurance PARTS={part}`."

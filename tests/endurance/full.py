@@ -60,7 +60,7 @@ class Round:
 
 
 class Site:
-    """An engine, and a small disk, which contains one of the places in each round. Rounds of `commands` use no
+    """An engine, and a small disk. In each round, one of the places is on the small disk. Rounds of `commands` use no
     engine."""
 
     def __init__(self, folder: Path, engine: OwnEngine | None, disk: Disk, engine_disk: Disk) -> None:
@@ -73,7 +73,7 @@ class Site:
         return docker(*arguments, env={"DOCKER_HOST": self.host})
 
     def project(self, place: str, *private: str) -> tuple[Project, str]:
-        """Create a profile that no earlier round had, with the evidence and build records of another one."""
+        """Create a profile that no earlier round had, with the evidence and build records of another profile."""
         number = next(self._numbers)
         root = self.folder / f"round-{number}"
         on_disk = self.disk.folder / f"round-{number}"
@@ -104,14 +104,15 @@ class Site:
         self._before = made
 
     def revive(self) -> bool:
-        """Start the engine again if dockerd has ended, as it may when its disk is full. Return whether it had ended."""
+        """Start the engine again if dockerd has ended, which may happen if its disk is full. Return whether dockerd had
+        ended."""
         ended = self.engine is not None and not self.engine.alive()
         if self.engine and ended:
             self.engine.start()
         return ended
 
     def round(self, place: str, step: str) -> Round:
-        """Fill the disk when `step` begins, watch `make` or `build`, then free the space and run it again."""
+        """Fill the disk when `step` begins, watch `make` or `build`, then free the space and run the command again."""
         verb, status = ("make", "verified") if step in PROVING else ("build", "built")
         private = {"lock": ("debs",), "build": ("wheels", "debs", "bases")}.get(step, ())
         project, name = self.project(place, *(private if place == "cache" else ()))
@@ -199,8 +200,9 @@ class Site:
 
 
 def wrongly_tagged(verified: bool, image: str, statements: Sequence[Path]) -> list[str]:
-    """Return what is wrong with the tag `verified`. It must name that image if the run ended as verified, else no
-    image. An engine whose disk is full may fail although it set the tag; if there is evidence, this is not a fault."""
+    """Return what is wrong with the tag `verified`. The tag must name that image if the run ended as verified, else no
+    image. An engine whose disk is full may report a failure although it has set the tag; if there is evidence, this is
+    not a fault."""
     if image and image.removeprefix("sha256:") not in {path.parent.name for path in statements}:
         return ["a tag verified without evidence"]
     return ["no tag verified"] if verified and not image else []
@@ -250,7 +252,7 @@ def _message(done: Result) -> str:
 
 
 def steps(site: Site, only: Container[str], say: Callable[[Round], None]) -> list[Round]:
-    """Run the requested rounds. Each fills one disk when one step begins. `only`: PLACE/STEP of these rounds."""
+    """Run the requested rounds. Each round fills one disk when one step begins. `only`: PLACE/STEP of these rounds."""
     site.begin()
     wanted = [(place, step) for place, steps in ROUNDS.items() for step in steps if f"{place}/{step}" in only]
     return [_reported(_round(site, place, step), say) for place, step in wanted]
@@ -262,7 +264,7 @@ def every() -> list[str]:
 
 
 def _round(site: Site, place: str, step: str) -> Round:
-    """Run a round. A round that does not end by itself is a fault, and the others go on."""
+    """Run a round. A round that does not end by itself is a fault, and the other rounds continue."""
     try:
         return site.round(place, step)
     except AssertionError as error:

@@ -30,7 +30,7 @@ class Round:
 
 
 def limitable() -> str | None:
-    """Return why the engine's containers cannot be limited together here; None if they can."""
+    """Return why the engine's containers cannot be limited together here; None if they can be limited."""
     return None if (GROUP / "memory.limit_in_bytes").is_file() else "no cgroup v1 with the controller memory"
 
 

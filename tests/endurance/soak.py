@@ -158,8 +158,8 @@ def run(rows: Iterator[Seen], say: Callable[[Seen], None]) -> list[Seen]:
 
 
 def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
-    """Return a table of each figure at the first make, after it has settled, at the last make, and its slope in
-    between."""
+    """Return a table with the values of each figure at the first make, at the make after which it has settled and at
+    the last make, and the slope from the settled make to the last make."""
     found, first, then, last = slopes(rows, settled), asdict(rows[0]), asdict(rows[settled]), asdict(rows[-1])
     most = {name: f"{FLAT[name]:g}" if name in FLAT else "-" for name in found}
     head = [

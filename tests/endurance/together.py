@@ -30,8 +30,8 @@ LONGEST = 900.0  # seconds of one make: one that takes longer hangs
 
 @dataclass
 class Crowd:
-    """`makes`: documents of makes that ended with 0; `refused`: of those whose self-test failed, as on a machine that
-    is too busy for a step to end in its time; `faults`: the violations found."""
+    """`makes`: documents of makes that ended with 0; `refused`: documents of makes whose self-test failed, for example
+    because the machine is so busy that a step does not end within its time limit; `faults`: the violations found."""
 
     processes: int
     profiles: int
@@ -50,8 +50,8 @@ class Crowd:
 
 
 def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, seconds: float) -> Crowd:
-    """Run this many processes at once. Each repeatedly makes one of the profiles, and changes it now and then. `host`
-    empty: the engine that docker finds by itself."""
+    """Run this many processes at once. Each process repeatedly makes one of the profiles, and sometimes changes the
+    profile. `host` empty: the engine that docker finds by itself."""
     project = Project.create(folder / "crowd")
     project = project.with_env(DOCKER_HOST=host) if host else project
     names = [f"crowd-{number}-{run_id}" for number in range(profiles)]
@@ -136,7 +136,7 @@ def _engine(host: str) -> dict[str, str]:
 
 
 def containers(host: str, kind: str) -> list[str]:
-    """Return the containers of images whose name contains `kind`; others may belong to another process."""
+    """Return the containers of images whose name contains `kind`; other containers may belong to another process."""
     rows = docker("ps", "--all", "--format", "{{.ID}} {{.Image}} {{.Names}}", env=_engine(host)).splitlines()
     return [row for row in rows if kind in row]
 
@@ -179,8 +179,8 @@ _RUNS = "import subprocess, sys, envbuild.cli.entry, docker; sys.exit(subprocess
 
 
 def python_for(uid: int) -> str | None:
-    """Return a Python of this version that the other user may run: the present one may be in a home folder closed to
-    others."""
+    """Return a Python of this version that the other user may run: the Python that runs this campaign may be in a home
+    folder that other users cannot read."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in filter(None, (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))):
         one = User(uid, Path("/"), Path("/"), python)
@@ -191,7 +191,7 @@ def python_for(uid: int) -> str | None:
 
 
 def may_share(uid: int) -> str | None:
-    """Return why another user cannot run this envbuild here; None if one can."""
+    """Return why another user cannot run this envbuild here; None if another user can."""
     if os.geteuid() or not shutil.which("setpriv"):
         return "only root can be two users, with setpriv"
     return None if python_for(uid) else "another user may run no Python that has what envbuild needs"
@@ -212,7 +212,8 @@ def user(folder: Path, uid: int, cache: Path) -> User:
 
 
 def two(folder: Path, host: str, run_id: str, users: Sequence[User], rounds: int, group: int) -> Crowd:
-    """Let all users make a profile of the same name and one of their own at the same time, in alternating order."""
+    """Let all users make a profile of the same name and a profile of their own at the same time, in alternating
+    order."""
     found = Crowd(len(users), 2 * rounds)
     begin = time.monotonic()
     names = []
@@ -256,7 +257,8 @@ def _start(one: User, name: str, number: int, host: str, group: int, *words: str
 
 
 def _status_faults(wanted: Sequence[tuple[User, str]], same: str, host: str, group: int) -> list[str]:
-    """Check `status` for each user: it must report an image as verified that this user's own evidence covers."""
+    """Check `status` for each user: `status` must report an image as verified if this user's own evidence covers the
+    image."""
     faults = []
     for one, name in wanted:
         process = _start(one, name, 0, host, group, "status")

@@ -203,8 +203,8 @@ _FILES = st.deferred(
 
 
 def _registry() -> dict[str, Any]:
-    """Return the documents of a registry, and how they are served; "@name" is the digest of the document of that
-    name."""
+    """Return the documents of a registry, and how the registry serves these documents; "@name" is the digest of the
+    document of that name."""
     part = {"mediaType": oci_types.CONFIG, "digest": "@config", "size": 1}
     descriptors = {"mediaType": registry_attestations.ENVELOPE, "digest": "@envelope", "size": 1}
     return {

@@ -123,7 +123,7 @@ def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: st
 
 
 def _options(lines: list[str]) -> Iterator[tuple[str, str | None]]:
-    """sbatch reads #SBATCH lines up to the first command; there must be none after it."""
+    """sbatch reads #SBATCH lines up to the first command; there must be no such line after that command."""
     assert lines[0] == "#!/bin/bash"
     begun = False
     for line in lines[1:]:
@@ -139,7 +139,7 @@ def _words(line: str) -> list[str]:
 
 
 def _meant(word: str, meant: Mapping[str, str]) -> str:
-    """Replace the stand-ins, the longest first: one may be a prefix of another."""
+    """Replace the stand-ins, the longest first, because a stand-in may be a prefix of another stand-in."""
     pattern = "|".join(map(re.escape, sorted(meant, key=len, reverse=True)))
     return re.sub(pattern, lambda match: meant[match[0]], word)
 
@@ -159,7 +159,7 @@ def judge_job(
     image: str,
 ) -> None:
     """Raises AssertionError unless the objects equal those of a harmless job except for the requested words, each in
-    its own place, and unless they are the same after they are written as YAML and read again."""
+    its own place, and unless the objects are the same after they are written as YAML and read again."""
     assert list(yaml.safe_load_all(yaml.safe_dump_all(made, sort_keys=False))) == list(made)
     made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # copied separately, because they share parts
     standing = dataclasses.replace(job, argv=(*job.argv[:2], *(WORD for _ in job.argv[2:])))

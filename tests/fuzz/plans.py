@@ -196,7 +196,7 @@ _REQUIREMENTS = st.one_of(
 
 @cache
 def _shipped(name: str) -> Document:
-    """Return only some of the facts, because the campaign reads them thousands of times."""
+    """Return only some of the facts, because the campaign reads the facts thousands of times."""
     found = yaml_and_project_paths.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
     for key, most in (("gpus", 3), ("advisories", 4)):
         if key in found.data:

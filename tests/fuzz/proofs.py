@@ -107,7 +107,8 @@ def prints_seeds() -> list[dict[str, Any]]:
 
 
 def _fingerprint(raw: bytes) -> None:
-    """Read a fingerprint, and compare it with itself and, in both directions, with those that it may be made from."""
+    """Read a fingerprint, and compare it with itself and, in both directions, with the fingerprints of which the inputs
+    are changed copies."""
     file = Path("print.json")
     file.write_bytes(raw)
     found = fingerprint_reader.read(file)

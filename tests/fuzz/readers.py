@@ -132,7 +132,7 @@ def _reference(raw: bytes) -> None:
 
 @st.composite
 def _wheels(draw: Draw) -> tuple[str, bytes]:
-    """Draw a wheel with odd members and headers but correct checksums, or one with changed bytes."""
+    """Draw a wheel with odd members and headers but correct checksums, or a wheel with changed bytes."""
     folder = "apex-0.1.dist-info"
     about = {
         f"{folder}/METADATA": b"Name: apex\n",

@@ -23,8 +23,8 @@ from envbuild.lock.lock_file import PACKAGES, Lock
 
 @dataclass(frozen=True)
 class Renderer:
-    """`judge` asserts that a text says what its lock does; it is written from the format's rules, independently of the
-    renderer."""
+    """`judge` asserts that a text says the same as its lock; `judge` is written from the rules of the format,
+    independently of the renderer."""
 
     name: str
     render: Callable[[Lock], str]
@@ -93,7 +93,7 @@ def _list(text: str, mark: str, path: str) -> list[str]:
 
 
 def _override(words: list[str], lock: Lock) -> None:
-    """The command that changes metadata, or the one that looks for conflicts."""
+    """The command that changes metadata, or the command that looks for conflicts."""
     if words[0] == "sed":
         site = f"/opt/venv/lib/python{lock.python}/site-packages/*.dist-info/METADATA"
         assert (words[1], words[-1], words[2:-1:2]) == ("-i", site, ["-e"] * len(lock.overrides))
@@ -108,7 +108,7 @@ def _environment(lock: Lock) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _extensions(text: str, lock: Lock) -> None:
-    """Several stages: their form, their network use, and the files of the lock that they install."""
+    """Several stages: their form, their network use, and the files of the lock that the stages install."""
     found = oracle.parse(text)
     names = [one.name for one in lock.extensions]
     stages = [(lock.image or "scratch", "AS", "builder")]

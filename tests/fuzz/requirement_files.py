@@ -140,7 +140,7 @@ def _with_markers(text: str) -> list[bytes]:
 
 
 def _with_secret(text: str) -> list[bytes]:
-    """The text as it is, and with the secret in the names of its packages."""
+    """Return the text as it is, and the text with the secret in the names of its packages."""
     named = text.encode()
     for name in (b"alpha", b"beta", b"gamma", b"numpy", b"scipy", b"winonly", b"tool"):
         named = named.replace(name, _SECRET + name)
@@ -161,8 +161,7 @@ def _files() -> Iterator[st.SearchStrategy[tuple[str, bytes]]]:
 
 
 def _read(value: tuple[tuple[str, bytes], bytes, bool, str]) -> None:
-    """Every requirement and fault has a line of a file that was given. If the file is outside the project, no message
-    quotes it."""
+    """Every requirement and fault has a line of a file that was given. No message quotes a file outside the project."""
     (name, raw), other, outside, python = value
     here, shown = Path.cwd(), list[str]()
     project, folder = here / "project", here / ("outside" if outside else "project")

@@ -50,8 +50,9 @@ class Run:
 
 
 def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """Return a decorator for a function of one input. It makes a hypothesis test that calls the function with `number`
-    inputs of the target. No inputs of earlier runs are used. `options`: further arguments of hypothesis.settings."""
+    """Return a decorator for a function of one input. The decorator makes a hypothesis test that calls the function
+    with `number` inputs of the target. No inputs of earlier runs are used. `options`: further arguments of
+    hypothesis.settings."""
     with_settings = settings(
         max_examples=number,
         database=None,
@@ -63,8 +64,8 @@ def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[A
 
 
 def campaign(target: Target, number: int, start: int) -> Run:
-    """Try at least `number` inputs, if there are so many. The same `start` gives the same inputs, and different starts
-    give different ones: no two starts share a batch's seed."""
+    """Try at least `number` inputs, if the target has so many. The same `start` gives the same inputs, and different
+    starts give different inputs: no two starts share a batch's seed."""
     run = Run(target)
     begin = time.process_time()
     for batch in range(_BATCHES):

@@ -121,8 +121,8 @@ def _listed(files: Iterable[tuple[str, bytes]]) -> bytes:
 
 @st.composite
 def reordered(draw: Draw) -> tuple[bytes, bytes]:
-    """Draw files in two orders, now and then with folders, links and whiteouts; every second one is changed
-    somewhere."""
+    """Draw files in two orders, now and then with folders, links and whiteouts; every second time, the second order is
+    also changed somewhere."""
     files = [*draw(st.lists(st.sampled_from(_BESIDE), max_size=2, unique=True)), *draw(st.permutations(_FILES))]
     if draw(st.booleans()):
         files = draw(st.permutations(files))

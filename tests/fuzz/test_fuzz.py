@@ -38,7 +38,7 @@ def folder() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_is_a_traceback_or_a_hang(name: str) -> None:
-    """Hypothesis shrinks an input that causes one, and prints it."""
+    """Hypothesis shrinks an input that causes a traceback or a hang, and prints the input."""
     one = TARGETS[name]
     shares = sum(other.share for other in TARGETS.values())
 

@@ -16,7 +16,8 @@ _NUMBERS = 3  # in each slot: processor time, wall time, entries
 @dataclass(frozen=True)
 class Spent:
     """`processor`: seconds of all threads of a process and of the processes forked from it. `wall`: seconds of the
-    process alone. `entries`: how often all these processes entered the clock while it was not entered."""
+    process alone. `entries`: how often these processes entered the clock, without entries into a clock that was entered
+    already."""
 
     processor: float
     wall: float
@@ -74,5 +75,5 @@ def _slot() -> int:
 
 
 def of_host() -> Spent:
-    """Return the time used so far by this process and by the child processes that it has waited for."""
+    """Return the time used so far by this process and by the child processes that this process has waited for."""
     return Spent(sum(os.times()[:4]), time.perf_counter())

@@ -29,7 +29,7 @@ WRONG_ON_GPUS = {
 
 
 def skipped(gpu: str) -> frozenset[str]:
-    """Return the probes that a healthy GPU skips because it is too old, or because apex is not installed."""
+    """Return the probes that a healthy GPU skips because the GPU is too old, or because apex is not installed."""
     older = (
         name
         for name, probe in probe_catalogue_reader.known_probes().items()

@@ -23,7 +23,7 @@ class Graph:
 
     def keep(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record an operation over host tensors, and its result. Raises torch's error for an operation that a graph
-        cannot contain, and NotImplementedError for one that writes to a tensor from before the capture."""
+        cannot contain, and NotImplementedError for an operation that writes to a tensor from before the capture."""
         if not all(part is None or isinstance(part, torch.Tensor) for part in tree_leaves(result)):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         given = {part.untyped_storage().data_ptr() for part in _tensors((args, kwargs))}

@@ -80,7 +80,7 @@ def of_probe(frame: Frame, beyond: float) -> Spent:
 
 def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
     """Return the wall time of probes that run at most two at a time, as the scheduler pairs them on two processors, if
-    each takes as long as alone."""
+    each probe takes as long as it takes alone."""
     now, left, ends = 0.0, list(probes), dict[str, float]()
     while left:
         for probe in (left[0], *companions(left)):

@@ -33,7 +33,7 @@ class _Pointer:
 
 
 class _Kernel:
-    """A jitted function: `kernel[grid](arguments)` runs it once for each program of the grid."""
+    """A jitted function: `kernel[grid](arguments)` runs the function once for each program of the grid."""
 
     program = 0
 

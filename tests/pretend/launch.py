@@ -26,7 +26,7 @@ TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
 
 def variables(folder: Path) -> dict[str, str]:
     """Compile into this folder: stand-ins for the driver's libraries, and a library that the seeds call. Return the
-    environment variables that name them. Skips the test if gcc is missing."""
+    environment variables that name these libraries. Skips the test if gcc is missing."""
     built = stubs.build(folder / "driver", release=DRIVER)
     return {**built, **seeding.library(folder), "STUB_CUDA": "13000", "STUB_DRIVER": DRIVER}
 
@@ -43,8 +43,8 @@ def document(gpu: str, level: str, names: Sequence[str], probes: Sequence[str] |
 
 
 def run(gpu: str, module: str, given: Frame, file: Path, **extra: str) -> dict[str, Frame]:
-    """Run the self-test on this GPU, and return probe -> its result. `module` has the PROBES; the frames go to
-    `file`."""
+    """Run the self-test on this GPU, and return the result of each probe by its name. `module` has the PROBES; the
+    frames go to `file`."""
     command = [sys.executable, "-W", "ignore", "-m", "pretend", gpu, module, json.dumps(given), str(file)]
     done = subprocess.run(
         command, env=environment(**extra), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -68,7 +68,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Replaces the function of torch.nn.functional, and calls it for host tensors. Without dropout."""
+    """Replaces torch.nn.functional's scaled_dot_product_attention, and calls the original function for host tensors.
+    Without dropout."""
     q, k, v = query, key, value
     if not any(isinstance(x, GpuTensor) for x in (q, k, v)):
         with tensors.here.clock.stopped():
@@ -99,7 +100,7 @@ def choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Any:
-    """Return the float32 values that are added to the scores on the GPU; None if there are none."""
+    """Return the float32 values that are added to the scores on the GPU; None if no values are added."""
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=DEVICE).tril()
     if mask is None or mask.dtype != torch.bool:

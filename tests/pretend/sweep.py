@@ -31,13 +31,14 @@ WRONG_BITS = {"fp16": 10, "bf16": 7, "tf32": 10, "fp8": 10}
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Yield each generation with the dtypes that it multiplies."""
+    """Yield each generation of tensor cores, with the dtypes that it multiplies."""
     for generation, kinds in CORES.items():
         yield from ((generation, kind) for kind in kinds if kind in DTYPES)
 
 
 def wrong(generation: str, kind: str) -> Core:
-    """Return the generation's core with an accumulator of half precision. It cuts the sums; for fp8, also each product.
+    """Return the generation's core with an accumulator of half precision. The accumulator truncates the sums; for fp8,
+    also each product.
 
     Healthy cores add up fp8 products with 13 fraction bits. The tolerance must let them pass, so it also lets a core
     pass that cuts only the sums, to 10 bits. Only large integers detect such a core (`misses_large_integers`).

@@ -107,7 +107,7 @@ class GpuTensor(torch.Tensor):
 
 
 class _OnDevice(TorchDispatchMode):
-    """While entered, tensors that are created on `cuda` or moved there become GpuTensors."""
+    """While this context is active, tensors that are created on `cuda` or moved to it become GpuTensors."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with here.clock:
@@ -188,8 +188,9 @@ def simulated(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces a function that a GpuTensor cannot pass through: torch's C++ code creates tensors on the device that it
-    sees, the host, or needs a lazy conjugate. The function and its gradient are computed on the host."""
+    """Replaces a function that a GpuTensor cannot pass through: for example, because torch's C++ code creates tensors
+    on the device that it sees, which is the host, or needs a lazy conjugate. The function and its gradient are computed
+    on the host."""
 
     @functools.wraps(function)
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -233,8 +234,8 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _lazy_views() -> Any:
-    """While entered, torch resolves the lazy conjugates that an operation makes inside (pinv of complex matrices). In a
-    __torch_dispatch__ torch skips these keys, which come before Python's."""
+    """While this context is active, torch resolves the lazy conjugates that an operation makes inside (pinv of complex
+    matrices). In a __torch_dispatch__ torch skips these keys, which come before Python's."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
         excluded = excluded.remove(key)

@@ -30,7 +30,7 @@ def on(gpu: str, work: Callable[[], object]) -> object:
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """Return the message of the refusal; empty if it is not refused."""
+    """Return the message of the refusal; empty if nothing is refused."""
     try:
         work()
     except (RuntimeError, TypeError) as error:

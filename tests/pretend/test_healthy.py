@@ -84,7 +84,7 @@ AT_THE_LIMIT = [
 
 @pytest.mark.parametrize("shapes", AT_THE_LIMIT, ids=["fp64-fp32", "fp32-fp16"])
 def test_a_shape_at_the_limit_fits_into_a_t4(tmp_path: Path, shapes: tuple[dict[str, Any], ...]) -> None:
-    """The shapes are one of a matrix product and one of attention."""
+    """One shape is that of a matrix product, the other is that of attention."""
     chosen = ["gemm.crash", "attention.math"]
     given = launch.document("t4", "quick", NAMES, chosen, own={"shapes": list(shapes)})
     found = launch.run("t4", launch.CATALOGUE, given, tmp_path / "frames", **{SHORT: "1"})

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Compute with one thread; the self-test's own processes use as many as their job says."""
+    """Compute with one thread; the self-test's own processes use as many threads as their job says."""
     try:
         import torch
     except ImportError:

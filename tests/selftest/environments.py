@@ -82,7 +82,7 @@ def built(source: str, soname: str, *flags: str, linked: Mapping[str, bytes]) ->
 @functools.cache
 def library(kind: str, version: str, *, crash: bool = False) -> bytes:
     """Build a stand-in that reports its version. libcublas requires libcublasLt and finds it by RUNPATH, as the real
-    one does."""
+    libcublas does."""
     numbers = ",".join(version.split(".")[:3])
     flags = [f"-D{kind}", f"-DVERSION={numbers}", *(["-Dcrash"] if crash else [])]
     flags += ["-Wl,--build-id", "-Wl,--enable-new-dtags,-rpath,$ORIGIN"]

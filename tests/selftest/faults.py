@@ -135,7 +135,8 @@ def noise(context: Context) -> None:
 
 
 def forged(context: Context) -> None:
-    """Writes a frame with the nonce of this run to descriptors 0 to 2, and to every other one that is not a pipe."""
+    """Writes a frame with the nonce of this run to descriptors 0 to 2, and to every other descriptor that is not a
+    pipe."""
     body = b'{"kind":"end","probes":1,"passed":1,"failed":0,"skipped":0}'
     line = b"ENVBUILD %s 0 %08x %s\n" % (context.job.nonce.encode(), zlib.crc32(body), body)
     for link in list(Path("/proc/self/fd").iterdir()):

@@ -34,7 +34,7 @@ def transpose(matrix: Matrix) -> Matrix:
 
 def product(a: Matrix, b: Matrix) -> Matrix:
     """Multiply integer matrices. Rows of b are packed into one big integer each, so that a row of the product is a few
-    sums of those."""
+    sums of these integers."""
     columns = len(b[0])
     bias = sum(HALF << (FIELD * j) for j in range(columns))
     packed = [sum(value << (FIELD * j) for j, value in enumerate(row)) for row in b]

@@ -125,7 +125,7 @@ def stale(right: Call) -> Call:
 
 
 def narrow(right: Call) -> Call:
-    """Transfer sums in bfloat16; small integers do not show this."""
+    """Transfer sums in bfloat16; sums of small integers stay right."""
 
     def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
         if values.dtype == torch.float32:
@@ -195,7 +195,7 @@ def others_part(right: Call) -> Call:
 
 
 def keeps_its_own(right: Call) -> Call:
-    """Exchange nothing: each rank receives what it sent."""
+    """Exchange nothing: each rank receives the data that it sent itself."""
     return lambda received, values: received.copy_(values)
 
 
@@ -235,7 +235,8 @@ def noop(right: Call) -> Call:
 
 
 def watched(context: Context) -> None:
-    """Record the calls of torch in the probe's own process. Imports are not counted, because they call a lot."""
+    """Record the calls of torch in the probe's own process. Calls during imports are not counted, because there are
+    many."""
     modules: tuple[Any, Any] = (dist_staged, torch.cuda)
     modules[0].import_ahead, modules[0].PROCESSES = lambda: None, 2
     modules[1].is_available = modules[1].device_count = raises(noop)

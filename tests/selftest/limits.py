@@ -13,7 +13,8 @@ def gigabyte(context: Context) -> None:
 
 
 class Touching(str):
-    """A probe's name that calls torch when the harness looks at it, as a careless change of the harness would."""
+    """A probe's name that calls torch when the harness looks at it, as could happen after a careless change of the
+    harness."""
 
     __hash__ = str.__hash__
 

@@ -47,7 +47,8 @@ def changed(versions: Mapping[str, int], before: Mapping[str, Mapping[str, objec
 
 
 def raised(versions: Mapping[str, int], before: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
-    """Return the versions, raised by one where the code changed and the version did not; a new probe begins with 1."""
+    """Return the versions, raised by one where the code changed and the version did not; the version of a new probe
+    begins with 1."""
     now = code()
 
     def version(name: str) -> int:

@@ -73,8 +73,8 @@ def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_steps_run_from_start_to_end_on_the_cpu(tmp_path: Path) -> None:
-    """The steps run the real self-test: while a process holds memory, and interrupted. The second time, no step that
-    passed runs again."""
+    """The steps run the real self-test: while another process holds memory, and with an interruption. The second time,
+    no step that passed runs again."""
     program = Path(selftests.ROOT, "benchmarks", "gpu_check.py")
     options = [
         "--cpu",

@@ -57,7 +57,8 @@ def drawn(kind: str, place: str, dtype: torch.dtype) -> list[tuple[int, Fault]]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [share.name for share in model.KINDS])
 def test_each_kind_does_what_it_says(kind: str, dtype: torch.dtype) -> None:
-    """A fault changes only the elements of its place, and the tensor that it is applied to stays as it was."""
+    """A fault changes only the elements of its place, in a copy: the tensor to which the fault is applied stays as it
+    was."""
     if (kind == model.SPECIAL and not dtype.is_floating_point) or (kind == model.TWO_BITS and dtype == torch.bool):
         draws = {model.draw(random.Random(seed), COUNT, dtype, 0).kind for seed in range(500)}
         assert kind not in draws
@@ -162,7 +163,8 @@ def runner():
 @pytest.mark.slow
 @pytest.mark.parametrize("place", (0, -1))
 def test_a_large_fault_is_detected_and_a_clean_run_is_not(runner: Runner, place: int) -> None:
-    """The output of softmax, and the gradient: one element far beyond its tolerance, and one within rounding."""
+    """In the output of softmax and in its gradient, one element is changed: far beyond its tolerance, or by less than
+    rounding may change it."""
     for unit in softmaxes():
         clean = runner.clean(unit)
         assert clean is not None and not clean.detected and len(clean.results) == 2
@@ -218,7 +220,8 @@ def test_how_far_a_result_moves() -> None:
 
 @pytest.mark.slow
 def test_a_broken_comparison_lowers_the_detected_share() -> None:
-    """The same injections, judged by the self-test's comparison and by one that leaves out every second element."""
+    """The same injections are judged by the self-test's comparison, and by a comparison that leaves out every second
+    element."""
     shares = []
     for compare in (element_comparison.compare, worker.every_second):
         with Runner(JOB, compare) as runner:
@@ -258,8 +261,8 @@ def test_leftovers_of_a_fault_are_noticed(runner: Runner) -> None:
 
 @pytest.mark.slow
 def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    """It makes the same injections as an uninterrupted campaign. An incomplete line is dropped. Results of different
-    sources are refused."""
+    """A continued campaign makes the same injections as an uninterrupted campaign. An incomplete line is dropped.
+    Results of different sources are refused."""
     whole, parts = tmp_path / "whole" / "fft.jsonl", tmp_path / "fft.jsonl"
     worker.run_injections("fft", 12, whole)
     worker.run_injections("fft", 5, parts)
@@ -291,7 +294,7 @@ def test_clean_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", ("fft", "train.repeat"))
 def test_a_right_machine_passes_with_every_setting(probe: str, tmp_path: Path) -> None:
-    """Complex views need an even offset, and two threads give other bits than one."""
+    """Complex views need an even offset, and two threads give different bits than one thread."""
     worker.run_clean(probe, 100, tmp_path / f"clean-all-{probe}.jsonl", "all")
     found = records.clean_runs(tmp_path, probe)
     assert {run.threads for run in found} == {1, 2}
@@ -302,7 +305,7 @@ def test_a_right_machine_passes_with_every_setting(probe: str, tmp_path: Path) -
 def test_instructions_that_the_processor_lacks_are_left_out(
     avx512: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MKL would use them all the same, and the process would die of SIGILL."""
+    """MKL would use these instructions all the same, and the process would die of SIGILL."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": avx512})
     found = {work.configuration for work in injections._clean(tmp_path)}
     assert (injections.AVX_512 in found) is avx512

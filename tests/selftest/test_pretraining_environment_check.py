@@ -110,7 +110,7 @@ def test_the_same_result_of_several_probes_is_printed_once() -> None:
 
 
 def test_a_failed_probe_comes_before_the_versions_that_differ_and_these_before_skips() -> None:
-    """The list of versions is long, and the failed probe decides."""
+    """The failed probe is named first, because the list of versions is long and the failed probe decides the result."""
     versions = result(probe="env.libs", failure="version", signal=None, detail="numpy is 1, but 2 is locked")
     skip = {"status": "skipped", "failure": None, "signal": None, "at": None, "reason": "no GPU"}
     lines = pretraining_environment_check.report([result(probe="conv", **skip), versions, result()], [FPE])

@@ -54,8 +54,8 @@ def parse(text: str) -> list[Instruction]:
 
 
 def _logical(lines: list[str], at: int) -> tuple[str, int]:
-    """Return one line with its continuations, and where the next one begins. Comments and blank lines inside it are
-    dropped."""
+    """Return one line with its continuations, and where the next line begins. Comments and blank lines between
+    continuations are dropped."""
     joined = ""
     open_line = False
     while at < len(lines):

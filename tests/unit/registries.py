@@ -23,7 +23,7 @@ from unit.served import served
 @dataclass
 class Registry:
     """`lies`: path -> (status, headers, body) of a response that is sent instead of the right one. `referrers`: whether
-    it has the referrers API."""
+    the registry has the referrers API."""
 
     user: str = ""
     password: str = ""
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(201, {}, b"")
 
     def _continued(self, path: str) -> str:
-        """The URL that continues an upload from now on; the one before is not valid any more."""
+        """Return the URL that continues an upload from now on; the previous URL is not valid any more."""
         self.registry.states[path] = self.registry.states.get(path, 0) + 1
         return f"{path}?state={self.registry.states[path]}"
 
@@ -253,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(registry: Registry) -> Iterator[Registry]:
-    """Serve the registry, at the port that it had before if it was served before."""
+    """Serve the registry; if it was served before, at the same port."""
     server = ThreadingHTTPServer(("127.0.0.1", registry.port), type("Handler", (_Handler,), {"registry": registry}))
     registry.port = server.server_port
     with served(server):

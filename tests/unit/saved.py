@@ -37,8 +37,8 @@ def tar(files: Iterable[tuple[str, str]], **attributes: Any) -> bytes:
 
 
 class Engine:
-    """A simulated engine with a built image. `saves`: changes a layer when it is saved; `ends`: the number of bytes
-    after which the saved tar is cut off."""
+    """A simulated engine with a built image. `saves`: a function that changes a layer when the layer is saved; `ends`:
+    the number of bytes after which the saved tar is cut off."""
 
     saves: Callable[[bytes], bytes] = staticmethod(bytes)
     ends: int | None = None

@@ -62,8 +62,8 @@ def sha(text: str) -> str:
 
 
 def as_yaml(data: Mapping[str, Any]) -> str:
-    """Encode as JSON, which is valid YAML. Characters from U+007F to U+FFFF are escaped. Those above are not: JSON's
-    escape for them is a pair of surrogates, which YAML refuses."""
+    """Encode as JSON, which is valid YAML. Characters from U+007F to U+FFFF are escaped. Characters above are not
+    escaped: JSON's escape for these is a pair of surrogates, which YAML refuses."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     return re.sub("[\x7f-\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -99,7 +99,7 @@ def pinned(tag: str) -> str:
 
 
 def lock_for(plan: Plan, made: str = MADE) -> Lock:
-    """Return the lock for an index that has one version of everything: the requested one, else 1.0."""
+    """Return the lock for an index that has one version of everything: the requested version, else 1.0."""
     wheels = []
     for text in (*plan.core, *plan.packages):
         wanted = Requirement(text)
@@ -176,7 +176,7 @@ def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
 
 
 def image_of(handle: str = "1") -> Image:
-    """Return an image as the engine would describe it; on the classic store its handle is its id."""
+    """Return an image as the engine would describe it; in the classic store, the handle of an image is its id."""
     identity = f"sha256:{sha(handle)}"
     return Image(identity, identity, (f"sha256:{sha('layer')}",), {}, {}, 1_000_000)
 
@@ -414,8 +414,8 @@ class CommandResult:
 
 
 def envbuild(*arguments: str) -> CommandResult:
-    """Run a command line in this process. An error that it does not catch, for which a user would see a traceback, is
-    raised."""
+    """Run a command line in this process. An error that the command does not catch, for which a user would see a
+    traceback, is raised."""
     before, handler = sys.argv, signal.getsignal(signal.SIGTERM)
     out, err = io.StringIO(), io.StringIO()
     sys.argv = ["envbuild", *arguments]
@@ -433,7 +433,7 @@ def envbuild(*arguments: str) -> CommandResult:
 
 
 def _end_log() -> None:
-    """Remove the log handlers that -v or ENVBUILD_LOG added: they would log later tests."""
+    """Remove the log handlers that -v or ENVBUILD_LOG added: these handlers would log later tests."""
     log = logging.getLogger("envbuild")
     for handler in list(log.handlers):
         log.removeHandler(handler)

@@ -265,7 +265,7 @@ def test_commands_run(page: str, folder: Path) -> None:
 
 
 def beginning(line: str, table: Mapping[str, str]) -> str | None:
-    """Return the longest key of the table that a command begins with, unless the other table has a longer one."""
+    """Return the longest key of the table that a command begins with, unless the other table has a longer key."""
     fits = [begin for begin in (*RUN_ELSEWHERE, *NOT_RUN) if f"{line} ".startswith(f"{begin} ")]
     longest = max(fits, key=len, default=None)
     return longest if longest in table else None

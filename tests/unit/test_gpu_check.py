@@ -106,7 +106,7 @@ def test_runs_side_by_side_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_killed_leaves_what_it_saw_and_is_resumed(tmp_path: Path) -> None:
-    """The plan is killed from outside. The second call runs the interrupted step again, and not the completed one."""
+    """The plan is killed from outside. The second call runs the interrupted step again, but not the completed step."""
     code = """
 import sys, time, tempfile
 from pathlib import Path
@@ -450,7 +450,7 @@ def test_the_list_has_every_step_with_its_block_and_limit() -> None:
 
 
 def test_the_committed_facts_are_those_of_the_package() -> None:
-    """They are copied to machines that lack the libraries for reading the package's own facts."""
+    """The committed facts are copied to machines that lack the libraries for reading the package's own facts."""
     assert json.loads(selftests.EXPECTED.read_text(encoding="utf-8")) == gpu_check.expected()
 
 

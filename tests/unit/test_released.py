@@ -149,7 +149,7 @@ def test_the_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exported_check_runs(tmp_path: Path) -> None:
-    """It contains everything that it needs, so only Python reads it."""
+    """The exported check contains everything that it needs, so it is run by Python alone."""
     file = tmp_path / "check.py"
     file.write_bytes(gzip.decompress((RELEASED / "check-released.py.gz").read_bytes()))
     shown = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True)
@@ -170,8 +170,8 @@ def test_a_later_lock_is_refused(tmp_path: Path) -> None:
 
 
 def later(state: Path) -> Path:
-    """Add a record of format 2 to the folder of the old one, as a newer envbuild of the same user would, and return its
-    statement."""
+    """Add a record of format 2 to the folder of the old record, as a newer envbuild of the same user would, and return
+    its statement."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
     raw = json.dumps(record).encode()
@@ -243,7 +243,8 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
 def test_a_later_word_of_a_trusted_key_is_not_outweighed(
     state: Path, saved: saved_image_file.SavedImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The saved image alone is verified; with a later signed statement about its image next to it, it is not."""
+    """The saved image alone is verified; with a later signed statement about its image next to the file, the image is
+    not verified."""
     envelope, policy = signed(later_result(state), monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("saved", "released", "released")

@@ -273,8 +273,8 @@ def import_all(names: Iterable[str]) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_every_module_can_be_imported() -> None:
-    """As no import is circular, each module can then also be imported first. The self-test's modules and the others
-    are imported in separate processes, because no program imports both."""
+    """As no import is circular, each module can then also be imported first. The self-test's modules and the others are
+    imported in separate processes, because no program imports modules of both kinds."""
     with_torch = SELFTEST if importlib.util.find_spec("torch") else ()
     assert import_all(with_torch) == import_all(REST) == {}
 
@@ -319,5 +319,5 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_show_answers_without_an_engine_and_an_index() -> None:
-    """It takes only as long as its imports."""
+    """`show` takes only as long as its imports."""
     assert loaded(("torch", "docker", "requests", "jinja2", "uv", "rich"), ["show", "h20"]) == []

@@ -28,7 +28,8 @@ _state = threading.local()
 
 @dataclass(frozen=True)
 class WrongKernel:
-    """A fault: what replaces an operation, a call that it makes wrong, and one that it leaves as it is.
+    """A fault: the function that replaces an operation, a call whose result the fault makes wrong, and a call whose
+    result stays right.
 
     `fault(call, *args, **kwargs)` gives the wrong result; `call` is the right operation. `operators` names operators
     under their name in aten ("mm", "convolution_backward", "_softmax"), whose inputs need no gradient any more, in each
@@ -57,7 +58,8 @@ def wrong_kernel(
     functions: Sequence[str] = (),
     beyond: str = "",
 ) -> Callable[[Call], Call]:
-    """Register the function below as a fault, under its half and its own name; its docstring says what goes wrong."""
+    """Register the function below as a fault, under the name of its half (`known` or `unseen`) and the function's name;
+    the function's docstring describes the fault."""
 
     def register(fault: Call) -> Call:
         half = fault.__module__.split(".")[1]
@@ -75,7 +77,7 @@ def wrong_kernel(
 
 @contextlib.contextmanager
 def installed(kernel: WrongKernel) -> Iterator[None]:
-    """Calls of the operation go through the fault, in this process and those forked from it.
+    """Calls of the operation go through the fault, in this process and in processes forked from it.
 
     Calls with a tensor of float64 or complex128, or that give one, stay right: references are computed so, on the same
     processor. Under inference_mode operators are seen as they are called (linear, conv2d), not what they consist of.
@@ -96,7 +98,8 @@ def installed(kernel: WrongKernel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def right() -> Iterator[None]:
-    """Meanwhile the installed fault leaves alone what this thread calls, and the dispatch mode costs no time."""
+    """In this context, the installed fault does not change calls of this thread, and the dispatch mode costs no
+    time."""
     before, _state.right = getattr(_state, "right", False), True
     try:
         with torch._C._DisableTorchDispatch():
@@ -123,7 +126,8 @@ class _Operators(TorchDispatchMode):
 
 
 class _Call:
-    """The right operation, also with other arguments of the same kinds; its name and overload in aten."""
+    """The call of a right operation, which the fault may also call with other arguments of the same kinds; the
+    operation's name and overload in aten."""
 
     def __init__(self, operator: Any) -> None:
         self._operator = operator
@@ -156,7 +160,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _owner(path: str) -> tuple[Any, str]:
-    """The module or class that holds an attribute, and the attribute's name."""
+    """Return the module or class that has an attribute, and the attribute's name."""
     parts = path.split(".")
     for count in range(len(parts) - 1, 0, -1):
         try:

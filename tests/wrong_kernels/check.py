@@ -17,7 +17,7 @@ MATERIAL = 8  # roundings of the largest element: what a wrong result differs by
 
 
 def fault(kernel: WrongKernel) -> str | None:
-    """What is wrong with a wrong kernel; None if it is as it should be."""
+    """Return how a wrong kernel deviates from its statements; None if it does not."""
     before, after = _with_and_without(kernel, kernel.right)
     if not all(_same(*pair) for pair in zip(before, after, strict=False)) or len(before) != len(after):
         return "the call that should stay right gives other results"

@@ -50,8 +50,8 @@ _LIKELY = {"collectives": "dist", "optimizers": "optim", "norms": "norm", "late"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a self-test with a wrong kernel: the level and probe that found it, None where none did, and why.
-    `tried`: the highest level that ran."""
+    """The result of a self-test with a wrong kernel: the level and the probe that detected the kernel (None if no probe
+    did), and the reason. `tried`: the highest level that ran."""
 
     kernel: str
     tried: str
@@ -109,8 +109,9 @@ def _first_failure(kernel: WrongKernel | None, level: str, seed: int) -> Mapping
 
 @contextlib.contextmanager
 def right_references() -> Iterator[None]:
-    """What makes inputs, references and comparisons is never wrong: those would hide a fault, or find what no case
-    does. It is also most of what a probe calls, and each call of torch is slow where a fault is installed."""
+    """Keep the functions that make inputs, references and comparisons right: with a fault in these functions, a fault
+    could stay hidden, or be detected although no case detects it. They also make most of a probe's calls, and each call
+    of torch is slow where a fault is installed."""
     modules = [module for name, module in sys.modules.items() if name.startswith("envbuild.selftest.")]
     never_wrong = (
         tolerances,
@@ -159,7 +160,7 @@ def _right(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def asks_for_threads(kernel: WrongKernel) -> bool:
     """Return whether the fault depends on the number of threads of torch: its code, or that of a function of the same
-    module that it calls, asks for it. All others are scored with one thread, in a quarter of the time."""
+    module that it calls, reads the number. All other faults are scored with one thread, in a quarter of the time."""
     waiting, seen = [kernel.fault], set()
     while waiting:
         function = waiting.pop()
@@ -177,13 +178,14 @@ def asks_for_threads(kernel: WrongKernel) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """What a function's code refers to, that of functions inside it as well."""
+    """Return the names to which a function's code refers, including the code of functions inside it."""
     inner = [_names(part) for part in code.co_consts if isinstance(part, CodeType)]
     return {*code.co_names}.union(*inner)
 
 
 def ordered(operation: str) -> list[Probe]:
-    """The probes that look at results, those first that are likely to find a fault of this operation."""
+    """Return the probes that check results, in an order that begins with the probes that are likely to detect a fault
+    of this operation."""
     word = _LIKELY.get(operation, operation)
     probes = [probe for probe in PROBES if not probe.name.startswith(_OTHERS) and probe.needs == "cpu"]
     return sorted(probes, key=lambda probe: _rank(probe.name, word))

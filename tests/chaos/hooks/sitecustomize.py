@@ -1,4 +1,5 @@
-"""Imported by the interpreter of an envbuild under test, by way of PYTHONPATH; kills it where the environment says.
+"""Imported by the interpreter of an envbuild under test, by way of PYTHONPATH. Kills this envbuild where environment
+variables say.
 
 CHAOS_AT     "begin STEP", "end STEP", or "effect N": it gets SIGKILL at that moment; nothing is cleaned up
 CHAOS_TRACE  a file that gets a line for each effect: what was about to be done to files, programs or the engine

@@ -197,7 +197,7 @@ SDPA = F.scaled_dot_product_attention
 
 
 def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor], backend: str = "math") -> Context:
-    """Run attention.<backend> for a small shape of the profile and another one, with this kernel."""
+    """Run attention.<backend> with this kernel, for a small shape of the profile and for another shape."""
     cases = attention_backend_probes.attention_shapes
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
     monkeypatch.setattr(

@@ -131,7 +131,7 @@ def test_one_thread_is_one_probe_at_a_time(tmp_path: Path) -> None:
 
 
 def test_both_have_what_the_driver_reports_while_they_work(tmp_path: Path) -> None:
-    """A probe that ended before, or begins afterwards, does not get the report."""
+    """A report of the driver is not added to a probe that ended before the report, or begins after it."""
     libraries = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_NOTES": str(tmp_path / "n")}
     names = ["ecc later", "work0", "alone", "more0", "untouched", "ecc later still"]  # in the catalogue's order
     found = outcomes(run("monitored", job(device="cuda", probes=names, threads=2), tmp_path / "frames", **libraries)[0])

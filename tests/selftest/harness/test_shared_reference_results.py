@@ -16,7 +16,7 @@ from envbuild.selftest.harness.shared_reference_results import SharedResults, Te
 
 
 class Counted:
-    """Computes a key's result, and counts how often it did."""
+    """Computes the result of a key, and counts its computations."""
 
     def __init__(self, *results: torch.Tensor) -> None:
         self.results = results
@@ -37,7 +37,7 @@ def _not_yet_called() -> None:
 
 
 def in_process(work: Callable[[], object]) -> int:
-    """Run `work` in a forked process; return its exit status: 0 if it raised nothing, negative for a signal."""
+    """Run `work` in a forked process; return its exit status: 0 if `work` raised nothing, negative for a signal."""
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -229,7 +229,7 @@ def test_the_marker_environment_is_packagings() -> None:
 
 @needs_gcc
 def test_the_frame_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
-    """Packages may print when they are imported."""
+    """Packages that are imported may print to stdout."""
     python, site = virtual(tmp_path / "venv")
     good(site)
     init = site / "torch" / "__init__.py"

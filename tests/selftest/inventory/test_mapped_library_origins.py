@@ -130,7 +130,8 @@ def test_the_first_distribution_of_a_name_counts(site: Site, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("version", ["12.1.3.1", "12.5.3.2"])
 def test_the_matching_one_of_two_records_names_the_owner(site: Site, version: str) -> None:
-    """One is left over from an upgrade; the result must not depend on the order in which a folder lists them."""
+    """One of the records is left over from an upgrade; the result must not depend on the order in which the folder
+    lists the records."""
     for info in site.path.glob("*.dist-info"):
         shutil.rmtree(info)
     for other in ("12.1.3.1", "12.5.3.2"):

@@ -74,7 +74,8 @@ def test_compare_finds_the_one_wrong_element(wrong: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rounding_is_left_out_of_error_and_tolerance(dtype: torch.dtype) -> None:
-    """At the midpoint between two numbers, the error of the one correct rounding is all that rounding allows."""
+    """At the midpoint between two numbers, the error of one correct rounding is the largest error that rounding
+    allows."""
     unit = 1.0 + 2 * tolerances.unit_roundoff(dtype)  # the number after 1
     halfway = torch.tensor([1.0 + tolerances.unit_roundoff(dtype)] * 2, dtype=torch.float64)
     once = tolerances.rounding(halfway, dtype)

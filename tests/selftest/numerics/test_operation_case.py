@@ -32,7 +32,7 @@ def named(case: Case) -> str:
 
 def changed(case: Case, values: torch.Tensor, position: int) -> torch.Tensor:
     """Return the values with one element changed: by an eighth of their standard deviation, or by 16 roundings if that
-    is more; if all values are whole numbers, by one.
+    is more; by 1 if all values are whole numbers.
 
     For the cases of maxima and minima, the element becomes the largest one, because others do not affect the result. In
     a conversion to a smaller dtype, the element moves toward 0 by more than the conversion's rounding: away from 0, an

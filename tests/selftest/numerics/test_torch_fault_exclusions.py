@@ -29,7 +29,7 @@ from envbuild.selftest.probes.operations import scatter_and_gather_cases
 
 
 def grouped_without_a_batch() -> bool:
-    """Whether a weight gradient differs from the one in float64."""
+    """Whether a weight gradient differs from the same gradient in float64."""
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         x = torch.arange(72.0).remainder(5).view(1, 4, 6, 3).to(dtype, memory_format=torch.channels_last)
@@ -79,8 +79,8 @@ print("right" if right else "wrong", flush=True)
 
 
 def wrong_or_dead(name: str, dtype: str = "float32") -> bool:
-    """Whether a function of SCRIPT gives a different result than in float64, or its process dies. It runs in a separate
-    process, because torch reads or writes past the end of its memory."""
+    """Whether a function of SCRIPT gives a different result than in float64, or its process dies. The function runs in
+    a separate process, because torch reads or writes past the end of a buffer."""
     script = SCRIPT.replace("GRADIENT", name).replace("DTYPE", dtype)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode <= 0, done.stderr
@@ -88,7 +88,7 @@ def wrong_or_dead(name: str, dtype: str = "float32") -> bool:
 
 
 def averaged_windows() -> bool:
-    """Whether a gradient on a GPU differs from the one on the CPU."""
+    """Whether a gradient on a GPU differs from the same gradient on the CPU."""
 
     def gradient(device: str) -> torch.Tensor:
         x = torch.ones(1, 2, 4, 4, device=device).to(memory_format=torch.channels_last).requires_grad_()
@@ -292,7 +292,7 @@ def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
 
 
 def points_of(module: ModuleType, name: str, is_wanted: Callable[[Mapping[str, Any]], bool]) -> Iterator[Case]:
-    """Return cases at sampled points that are wanted, of the operation of this name."""
+    """Return cases of the operation with this name, at the sampled points that the test asks for."""
     operation = next(one for one in module.OPERATIONS if one.name == name)
     for seed in range(1, 9):
         points = pairwise_case_sampling.sample(operation, 60, seed).points

@@ -100,7 +100,7 @@ def test_a_link_below_what_it_can_be_is_noted_where_the_gpu_worked(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
-    """NVML has neither error counts nor remapped rows for it from the start."""
+    """For such a GPU, NVML reports neither error counts nor remapped rows from the start."""
     found = results(tmp_path, "sound", "xid", **stubs.build(tmp_path), STUB_ERROR="3")
     assert [frame["status"] for frame in found.values()] == ["passed", "failed"]
     assert "Xid 79" in found["xid"]["reason"]

@@ -133,8 +133,8 @@ def test_the_reference_is_torchs_adam(decoupled: bool) -> None:
 
 @pytest.mark.parametrize("chunks", [1 << 30, 320])
 def test_more_chunks_than_a_launch_takes_are_all_stepped(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
-    """The probe makes this check only on a GPU, so the test calls it directly. The stand-in
-    ignores chunks after the first `chunks`."""
+    """The probe makes this check only on a GPU, so the test calls it directly. The stand-in ignores all chunks after
+    the first `chunks` chunks."""
     monkeypatch.setattr(standins.Adam, "most_chunks", chunks)
     context = Context(JobDocument(nonce="0" * 32))
     optim_apex.check_long(context, standins.Adam)

@@ -40,7 +40,7 @@ def attention_nan(kernel: Kernel) -> Kernel:
 
 def attention_own(kernel: Kernel, first: bool = True, causal: bool = True, dtype: torch.dtype | None = None) -> Kernel:
     """Attention as separate operations. `first`: whether queries are scaled before the product, which is right;
-    `causal`: whether the causal mask is applied; `dtype`: inputs of this dtype are also summed in it."""
+    `causal`: whether the causal mask is applied; `dtype`: inputs of this dtype are also summed in this dtype."""
 
     def seeded(
         q: torch.Tensor,

@@ -39,7 +39,8 @@ def no_handle(kernel: Kernel) -> Kernel:
 
 
 def crowded(kernel: Kernel) -> Kernel:
-    """Of eight processes that start at the same time, the second to ask for a handle gets none; all others get one."""
+    """Of eight processes that start at the same time, the second process that asks for a handle gets no handle; all
+    others get one."""
     turn, come = os.pipe()
     for _ in range(2):  # one process runs alone before the eight
         os.write(come, b"+")
@@ -53,7 +54,7 @@ def crowded(kernel: Kernel) -> Kernel:
 
 
 def dies(kernel: Kernel) -> Kernel:
-    """The library crashes when it creates its handle."""
+    """The library crashes when the handle is created."""
     return lambda a, b: torch.tensor(ctypes.string_at(0))
 
 
@@ -65,8 +66,8 @@ def now_and_then(kernel: Kernel) -> Kernel:
 
 
 def forgets(kernel: Any) -> Any:
-    """Memory that flips the lowest bit of one element of a stored product, once: the first one, because on a busy
-    machine there is no third product."""
+    """Memory that flips the lowest bit of one element of a stored product, once: in the first stored product, because
+    on a busy machine there is no third product."""
     count = iter(range(1 << 30))
 
     def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,7 @@ def lost_row(kernel: Kernel) -> Kernel:
 
 
 def packed(kernel: Kernel) -> Kernel:
-    """An input in channels-last layout is read as if it were contiguous."""
+    """An input in channels-last layout is read as if the input were contiguous."""
     return lambda x, *rest: kernel(x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), *rest)
 
 

@@ -84,7 +84,7 @@ def one_of_group(kernel: Kernel) -> Kernel:
 
 
 def no_plan(kernel: Kernel) -> Kernel:
-    """Fail with cuDNN's message for a call for which it has no kernel."""
+    """Fail with the message of cuDNN for a call for which cuDNN has no kernel."""
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.")

@@ -20,8 +20,8 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
 def wrong_element(kernel: Kernel, dtype: torch.dtype | None, where: tuple[int, ...], by: float = 1.0) -> Kernel:
-    """Return the kernel with `by` added to one element of its result, if the result has this dtype (None: any) and has
-    that element."""
+    """Return the kernel with `by` added to one element of its result, if the result has this dtype (None: any dtype)
+    and contains that element."""
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
         result = kernel(*args, **options)

@@ -50,7 +50,7 @@ def short_of_gaps(kernel: Kernel) -> Kernel:
 
 
 def dense_batch(kernel: Kernel) -> Kernel:
-    """Reads the matrices of a batch as if they were next to each other in memory."""
+    """Reads the matrices of a batch as if the matrices were next to each other in memory."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor, **rest: Any) -> torch.Tensor:
         dense = a.shape[1] * a.shape[2]
@@ -382,7 +382,7 @@ def first_blank(kernel: Kernel) -> Kernel:
 
 
 def counts_ignored_rows(kernel: Kernel) -> Kernel:
-    """Bags include the row that padding_idx names, if the offsets include the end."""
+    """If the offsets include the end, bags count the row that padding_idx names."""
 
     def seeded(index: torch.Tensor, table: torch.Tensor, offsets: Any, **options: Any) -> torch.Tensor:
         if options.get("include_last_offset"):
@@ -425,7 +425,7 @@ def counts_padding(kernel: Kernel) -> Kernel:
 
 
 def undilated(kernel: Kernel) -> Kernel:
-    """If windows have gaps, the image that is made of them is mirrored."""
+    """If windows have gaps, the image that is made of the windows is mirrored."""
 
     def seeded(x: torch.Tensor, size: Any, dilation: Any, kernel_size: Any, **options: Any) -> torch.Tensor:
         if max(dilation) == 1:
@@ -682,7 +682,7 @@ def half_gradient(kernel: Kernel) -> Kernel:
 
 
 def scaled_for_last(kernel: Kernel) -> Kernel:
-    """A normalized transform over three dimensions is divided only by the size of the last one."""
+    """A normalized transform over three dimensions is divided only by the size of the last dimension."""
 
     def seeded(z: torch.Tensor, lengths: Any, dims: Any, norm: str) -> torch.Tensor:
         power = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]

@@ -31,7 +31,7 @@ def half_accumulation(kernel: Kernel, block: int = 16) -> Kernel:
 
 
 def half_by_default(kernel: Kernel) -> Kernel:
-    """Add up float16 products in float16 if torch's flag allows it, which is the flag's default."""
+    """Add up float16 products in float16 if torch's flag allows this, as it does by default."""
     half = half_accumulation(kernel)
     flags = torch.backends.cuda.matmul
     return lambda a, b: half(a, b) if flags.allow_fp16_reduced_precision_reduction else kernel(a, b)
@@ -59,7 +59,7 @@ def wrong_gradient(kernel: Kernel) -> Kernel:
 
 
 def divides(kernel: Kernel) -> Kernel:
-    """A library that divides by zero before it calls a kernel."""
+    """A library that divides by zero before the library calls a kernel."""
     return lambda *args, **options: ctypes.CDLL(os.environ["ENVBUILD_TEST_LIBRARY"]).divide(1, 0)
 
 

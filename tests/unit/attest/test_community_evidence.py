@@ -166,7 +166,7 @@ def test_proofs_of_others_count_for_the_model_and_its_family() -> None:
 
 
 def test_the_readme_has_the_table_of_what_is_in_the_folder() -> None:
-    """Every file in the folder must also be signed by a key in it; otherwise the command exits with 5."""
+    """Every file in the folder must also be signed by a key in the folder; otherwise the command exits with 5."""
     readme = ROOT / "README.md"
     assert "<!-- envbuild:evidence evidence -->" in readme.read_text(encoding="utf-8").splitlines()
     assert envbuild("docs", "--check", str(readme)).code == 0

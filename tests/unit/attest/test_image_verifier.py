@@ -219,7 +219,7 @@ def test_without_a_usable_key_the_registry_is_not_contacted(
 
 @pytest.mark.slow
 def test_one_changed_byte_is_refused(pushed: Site) -> None:
-    """This holds for each statement that is checked; the SBOM is not."""
+    """Each statement is checked in this way, except the SBOM, which is not checked."""
     blobs = dict(pushed.registry.blobs)
     _, raw = pushed.registry.manifests[att(pushed)]
     only_att(pushed)
@@ -236,7 +236,7 @@ def test_one_changed_byte_is_refused(pushed: Site) -> None:
 
 
 def test_one_changed_byte_in_a_manifest_or_the_configuration_is_refused(pushed: Site) -> None:
-    """This holds for images named by digest. A tag may be moved, so different rules apply."""
+    """The images are named by digest. A tag may be moved, so different rules apply to tags."""
     media, raw = pushed.registry.manifests["verified"]
     digest, config = oci_types.digest_of(raw), json.loads(raw)["config"]["digest"]
     for path, kind, whole in ((f"manifests/{digest}", media, raw), (f"blobs/{config}", "", pushed.engine.config)):
@@ -340,7 +340,7 @@ def test_a_replayed_older_statement_does_not_outweigh_a_failure(site: Site, key:
 def test_evidence_is_refused_by_age(
     project: Path, key: Path, monkeypatch: pytest.MonkeyPatch, day: int, allowed: str, found: list[str]
 ) -> None:
-    """It is too old, or has a date in the future."""
+    """Evidence is refused if it is too old, or has a date in the future."""
     with proved(project, monkeypatch, day) as site:
         assert site.push().code == 0
         assert reasons(site, "--max-age", allowed) == found
@@ -416,7 +416,7 @@ def test_a_policy_is_a_file(pushed: Site) -> None:
 
 
 def test_the_policy_in_the_documents_is_read(project: Path, key: Path) -> None:
-    """It contains every key of a policy; the test checks what `verify` reads from it."""
+    """The policy in the documents contains every key; the test checks what `verify` reads from that policy."""
     text = (Path(in_toto_statements.__file__).parents[2] / "docs" / "verify.md").read_text(encoding="utf-8")
     (block,) = (part.partition("```")[0] for part in text.split("```yaml\n")[1:])
     assert set(yaml.safe_load(block)) == {field.alias or name for name, field in policy._File.model_fields.items()}

@@ -109,7 +109,7 @@ def test_a_predicate_that_was_tampered_with_is_refused(locked: Lock, change: Any
 
 
 def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
-    """If the whole record is replaced, the statement contradicts it."""
+    """If the whole record is replaced, the statement contradicts the record."""
     predicate = result_of(locked)["predicate"]
     other = record_of(locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"))).encoded.encode()
     descriptor = predicate["configuration"][-1]
@@ -294,7 +294,7 @@ def test_a_build_without_extensions_says_nothing_of_them(locked: Lock, project: 
 
 
 def test_the_folders_of_a_compiled_wheel_survive_a_round_trip(project: Path) -> None:
-    """`verify --base` needs them to detect files that a child image replaced."""
+    """`verify --base` needs these folders to detect files that a child image replaced."""
     (build,) = trusted_statements._build(in_toto_statements.slsa_provenance(extended(project), SUBJECT))
     assert build.roots["kernels"] == WHEEL.roots and build.roots["other"] == SECOND.roots
 

@@ -45,7 +45,8 @@ def test_an_old_driver_is_enough_with_forward_compatibility(project: Path, drive
 
 
 def test_a_build_that_the_facts_do_not_know_has_the_profile_s_cuda(project: Path) -> None:
-    """Then libraries of a different CUDA version, which are installed but unused, are not taken for torch's."""
+    """Then libraries of a different CUDA version that are installed but unused are not taken for libraries that torch
+    uses."""
     profile = profile_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.4.9+cu121", "cuda": "12.1"}).profile
     held = {"nvidia-cublas-cu12": "12.4.5.8", "nvidia-cublas-cu11": "11.11.3.6", "nvidia-cublas": "13.1.0.3"}
     found = policy_check.proved_situation(record("2.4.9+cu121", **held), Policy(()), profile)

@@ -87,7 +87,7 @@ WRITES = [f"PUT /v2/team/sample/manifests/{TAG}", f"PUT /v2/team/sample/manifest
 @pytest.mark.parametrize("line", [*WRITES, "GET /v2/team/sample/tags/list"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_two_machines_that_publish_at_the_same_time_lose_nothing(registry: Registry, line: str, before: int) -> None:
-    """One machine has read the list, and writes it after the other has written it."""
+    """One machine has read the list, and writes it after the other machine has written it."""
     if before:
         publish(registry, "earlier", new_signer())
     publish_during(registry, line, ("second", new_signer()))
@@ -247,8 +247,8 @@ IMAGE_REQUESTS = [
 def test_two_machines_that_publish_about_an_image_lose_nothing(
     registry: Registry, signer: Signer, line: str, before: int, same_key: bool
 ) -> None:
-    """One machine has read the lists, and writes them after the other has written them. The next push completes
-    both."""
+    """One machine has read the lists, and writes them after the other machine has written them. The next push completes
+    both lists."""
     if before:
         publish_about_image(registry, "earlier", new_signer())
     publish_during(registry, line, ("second", signer if same_key else new_signer()), publish=publish_about_image)

@@ -209,7 +209,7 @@ def test_another_image_under_the_name_of_the_proved_one_is_not_loaded(
 
 
 def test_only_the_verified_manifest_is_loaded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds even if reading the layers of the file returned a different image."""
+    """Nothing else is loaded, even if the layers that are read from the file give a different image."""
     files = exported()
     right = saved_image_file.SavedImage.checked_image
     hostile = PlainDescription(config_of([LAYER], {"other": "image"})).with_layers([PlainLayer().write(len, len)])

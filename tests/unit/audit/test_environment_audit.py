@@ -128,7 +128,7 @@ def test_a_foreign_cublas_on_ld_library_path(place: Place, monkeypatch: pytest.M
 
 
 def test_torch_2_10_loads_the_foreign_cublaslt(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment imitates its load order: libcublas by path, before any library with an RPATH."""
+    """The environment imitates the load order of torch 2.10: libcublas by path, before any library with an RPATH."""
     init = place.made.site / "torch" / "__init__.py"
     cublas = place.made.site / "nvidia/cublas/lib/libcublas.so.12"
     first = f"import ctypes\nctypes.CDLL({str(cublas)!r})\n"
@@ -161,7 +161,8 @@ def test_a_preloaded_library_shadows_the_locked_one(place: Place, monkeypatch: p
 
 
 def test_a_bundled_copy_that_is_loaded(place: Place) -> None:
-    """Builds outside the package index bundle it: an installed nvidia-cublas-cu12 then has no effect."""
+    """Builds of torch outside the package index bundle libcublas: an installed nvidia-cublas-cu12 then has no
+    effect."""
     site = place.made.site
     shutil.rmtree(site / "torch-2.3.1.dist-info")
     bundled = {f"torch/lib/{SONAMES[kind]}": library(kind, "12.1.3.1") for kind in ("cublas", "cublasLt")}
@@ -292,7 +293,7 @@ def test_a_torch_whose_import_kills_the_process(place: Place) -> None:
 
 
 def test_a_torch_whose_import_is_killed_is_reported_as_out_of_memory(place: Place) -> None:
-    """The audit takes every SIGKILL, here one of the process itself, to be from the kernel's OOM killer."""
+    """The audit takes every SIGKILL to be from the kernel's OOM killer. In this test, the process kills itself."""
     (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
     finding = the(place.judged(), "torch-import")
     assert finding.message.endswith("the process died of SIGKILL: out of memory, or over a memory limit")
@@ -424,7 +425,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def of_envbuild(monkeypatch: pytest.MonkeyPatch, python: Path) -> None:
-    """Make envbuild believe that it is installed there, without torch."""
+    """Make envbuild believe that it is installed in this environment, which has no torch."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more))
     monkeypatch.setattr(sys, "prefix", str(python.parent.parent))

@@ -17,7 +17,8 @@ from unit.support import image_of
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace containers, in which the program `python` is missing. Return the programs that they were to start."""
+    """Replace containers, in which the program `python` is missing. Return the programs that the containers were to
+    start."""
     found: list[str] = []
 
     def run(engine: object, job: Job) -> RawOutput:

@@ -102,8 +102,8 @@ def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(projec
 
 
 def test_packages_required_by_others_are_not_listed(project: Path) -> None:
-    """flask requires click; of two packages that require each other, one is listed; the requirements of an extra count
-    if the extra is requested."""
+    """flask requires click; of two packages that require each other, one is listed; a package that only an extra
+    requires is listed, unless the extra is requested."""
     changed = held(
         flask=("3.0", ["click>=8", "idle; extra == 'no'"]), click=("8.1", []), idle=("1.0", []),
         one=("1.0", ["other"]), other=("1.0", ["one"]),

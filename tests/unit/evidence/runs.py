@@ -70,6 +70,6 @@ def run_on(card: str, driver: str = "550.54.15", cublas: str = "12.5.2.13") -> T
 
 
 def located(run: RawOutput | TestRun) -> RunLocation:
-    """Return where a cluster ran it."""
+    """Return the place where a cluster ran the self-test."""
     assert run.where is not None
     return run.where

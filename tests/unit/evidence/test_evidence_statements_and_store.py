@@ -198,7 +198,7 @@ def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
 
 
 def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
-    """It is neither a failure nor valid evidence."""
+    """Such a run is neither a failure nor valid evidence."""
     record = record_of(locked, passed_run(probe("gemm.crash"), probe("env.libs", "skipped")))
     assert stated(record)["predicate"]["result"] == "WARNED"
     evidence_statements_and_store.save(record)
@@ -301,8 +301,8 @@ def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
 
 
 def fitting(record: object, meant: RunRecord | None = None) -> None:
-    """Store a record with arbitrary content, and a statement about it. They match, as if an older envbuild or another
-    user with write access had written them."""
+    """Store a record with arbitrary content, and a statement about it. The record and the statement match, as if an
+    older envbuild or another user with write access had written them."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = sha(text)
     folder = user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
@@ -493,8 +493,8 @@ def test_whether_an_image_was_ever_proved_is_asked_of_whole_evidence_alone(locke
 
 
 def test_a_failure_under_another_profile_counts_against_the_image_too(locked: Lock) -> None:
-    """This holds for failed probes. A fault of the run, such as too little memory, counts only for the profile that
-    caused it."""
+    """A failed probe counts for every profile. A fault of the run, such as too little memory, counts only for the
+    profile that caused it."""
     other = {"profile": "other"}
     evidence_statements_and_store.save(record_of(locked))
     evidence_statements_and_store.save(record_of(locked, judged(lines(documents())[:-1]), day=1, **other))

@@ -442,7 +442,7 @@ def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monk
 
 
 def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line of `status` ends with it."""
+    """Each line of `status` ends with the next command."""
     known = world.loaded.known
     found: dict[str, str] = {}
 
@@ -479,7 +479,7 @@ def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.Monke
 
 
 def test_an_image_that_an_older_envbuild_built_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its evidence stays valid for it, so that the tag `verified` is correct."""
+    """The evidence of the image stays valid, so that the tag `verified` is correct."""
     image = world.built(image_of())
     world.proved(image)
     world.verified(image)

@@ -22,7 +22,7 @@ CARDS: dict[str, Any] = {**PROFILE, "torch": "2.7.1", "gpus": ["a100", "h20"], "
 
 
 class World:
-    """A profile, its lock, and the images and evidence of it."""
+    """A profile, its lock, and the images and the evidence of this lock."""
 
     def __init__(self, folder: Path, data: dict[str, Any]) -> None:
         self.loaded: LoadedProfile = profile_of(folder, data)
@@ -106,7 +106,7 @@ def test_a_failure_is_reported(cpu: World) -> None:
 
 
 def test_the_best_image_of_a_lock_counts(cpu: World) -> None:
-    """A failure of one image does not affect the evidence of another."""
+    """A failure of one image does not affect the evidence of another image."""
     cpu.tested(cpu.built("2"), outcome="failed", day=1)
     cpu.tested(cpu.built("1"))
     assert cpu.sentence() == "proved on the CPU, 2026-11-21"

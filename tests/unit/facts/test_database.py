@@ -279,7 +279,7 @@ def test_a_site_can_say_that_its_gpu_has_an_arm64_host(project: Path) -> None:
 
 
 def test_the_sources_of_the_h20_name_it() -> None:
-    """NVIDIA's list of compute capabilities does not contain it."""
+    """NVIDIA's list of compute capabilities does not contain the H20."""
     assert "compute-capabilities" not in database.gpus()["h20"].source
     assert "mig-guide" in database.gpus()["h20"].source
 
@@ -884,7 +884,7 @@ def test_a_locked_file_of_an_editor_does_not_stop_a_command() -> None:
     ("target", "word"), [("missing", "No such file"), ("facts.d", "symbolic links"), (None, "Not a")]
 )
 def test_a_folder_of_facts_that_cannot_be_listed_is_an_error(target: str | None, word: str) -> None:
-    """Without the site's advisories, a version that they refuse would be chosen."""
+    """Without the site's advisories, a version that these advisories refuse would be chosen."""
     folder = site(OWN).parent
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to(target) if target else folder.write_text(OWN)

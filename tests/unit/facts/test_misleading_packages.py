@@ -80,7 +80,7 @@ def test_in_a_projects_requirements_and_what_they_include(project: Path) -> None
 
 
 def test_where_another_package_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index may have a wheel of it, or like the public one only a source."""
+    """An index may have a wheel of the package, or only its source, as the public index does."""
     quick_pip(monkeypatch)
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

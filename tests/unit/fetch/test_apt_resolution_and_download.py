@@ -142,7 +142,8 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_leftovers_of_a_killed_apt_are_swept(host_apt: Apt) -> None:
-    """apt's signature check creates temporary files. The kernel kills it together with envbuild, so they remain."""
+    """apt's signature check creates temporary files. The kernel kills apt together with envbuild, so these files
+    remain."""
     apt_resolution_and_download.resolve_debs("bookworm", ["less"])
     assert host_apt.temporary and all(name.startswith("envbuild-tmp-apt-") for name in host_apt.temporary)
 
@@ -285,7 +286,7 @@ def test_an_unreachable_index_is_not_a_removed_package(host_apt: Apt) -> None:
 
 
 def test_where_apt_goes_on_without_room_it_is_the_disks_fault(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """apt exits with 0 although it could write no list, and then finds no package."""
+    """On a full disk, apt exits with 0 although it could write no package list, and then finds no package."""
     host_apt.install = Completed(100, "", "E: Unable to locate package python3")
     with pytest.raises(ProfileError):
         apt_resolution_and_download.resolve_debs("bookworm", ["python3"])

@@ -55,7 +55,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leftovers_of_a_killed_uv_are_swept(
     work: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a cache, uv creates temporary folders. The kernel kills it together with envbuild, so they remain."""
+    """Without a cache, uv creates temporary folders. The kernel kills uv together with envbuild, so these folders
+    remain."""
     write_wheel(folder, "one", "1.0")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -134,7 +135,7 @@ def test_a_version_that_is_not_there_brings_the_newest_that_is(folder: Path) -> 
 def test_a_python_that_this_machine_lacks_is_not_fetched(
     served: Index, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Wheels are chosen for that Python; uv would download it if allowed."""
+    """Wheels are chosen for that Python; uv would download that Python if this were allowed."""
     write_wheel(folder, "alpha", "1.0")
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))

@@ -79,7 +79,7 @@ def official(version: str = "3.11.9") -> dict[str, Entry]:
 
 @dataclass
 class Blobs:
-    """Blobs by digest, in memory. `read`: the digests of those that were read."""
+    """Blobs by digest, in memory. `read`: the digests of the blobs that were read."""
 
     held: dict[str, bytes] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)

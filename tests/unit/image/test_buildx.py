@@ -188,7 +188,7 @@ def test_a_builder_that_does_not_answer_is_named(locked: Lock, builder: BuildxSt
 def test_whether_there_is_a_builder_is_asked_before_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
 ) -> None:
-    """If buildx has a file of the builder, buildx is not called: it would contact all nodes of the builder."""
+    """If buildx has a file of the builder, buildx is not called: buildx would contact all nodes of the builder."""
     calls: list[list[str]] = []
 
     def run(argv: Sequence[str | Path], timeout: float) -> Completed:

@@ -112,8 +112,8 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
 def test_mounts_of_root_end_with_mmdebstrap(
     locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch, user: int, namespaces: int, begin: str
 ) -> None:
-    """A killed mmdebstrap of root would leave /proc and /sys mounted in a temporary folder. Without the right to mount
-    it mounts nothing, and for other users it uses its own namespaces."""
+    """A killed mmdebstrap of root would leave /proc and /sys mounted in a temporary folder. Without the right to mount,
+    mmdebstrap mounts nothing; for other users, mmdebstrap uses its own namespaces."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     tools.namespaces = namespaces
     debian_base_tar.make_base(locked, sha256_file_store.debs(), print)
@@ -185,7 +185,7 @@ def test_a_failure_leaves_no_half_base(
 
 
 def test_without_mmdebstrap_another_base_is_named(locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds although unshare, which would start mmdebstrap, is installed."""
+    """The error names it although unshare, which would start mmdebstrap, is installed."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ProcessMissing) as caught:
         make(locked)

@@ -28,7 +28,7 @@ from unit.served import served
 
 
 class Api:
-    """Answers by path, without the version prefix; other paths give 404."""
+    """The answers by path, without the version prefix; paths without an answer give 404."""
 
     def __init__(self, folder: Path, version: str = "26.1.5") -> None:
         self.socket = folder / "docker.sock"

@@ -124,7 +124,8 @@ RENDERED: dict[tuple[str, str | None], str] = {}
 
 
 def rendered(found: Lock) -> list[Instruction]:
-    """Parse the Dockerfile as the builder does; each content is rendered once, since thousands of tests ask for it."""
+    """Parse the Dockerfile as the builder does; each content is rendered once, because thousands of tests use the
+    result."""
     key = (found.id, found.image)
     if key not in RENDERED:
         RENDERED[key] = extension_dockerfile.render(found)
@@ -132,7 +133,7 @@ def rendered(found: Lock) -> list[Instruction]:
 
 
 def both(found: Lock) -> list[Instruction]:
-    """The instructions of the Dockerfile for extensions, and of the one that stands alone."""
+    """The instructions of the Dockerfile for extensions, and of the Dockerfile that stands alone."""
     return rendered(found) + instructions(container_definition_export.standalone_dockerfile(found, "sample"))
 
 

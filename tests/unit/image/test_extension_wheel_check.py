@@ -213,7 +213,7 @@ def test_a_fault_is_named(case: str, tmp_path: Path) -> None:
 
 
 def test_all_faults_at_once(tmp_path: Path) -> None:
-    """apex's build leaves such a wheel if it ignores its flags."""
+    """The build of apex leaves such a wheel if the build ignores its flags."""
     made = wheel(tmp_path, {"apex/__init__.py": b""}, "py3-none-any", name="other")
     assert extension_wheel_check.wheel_faults(made, name="apex", modules=("amp_C", "apex_C"), arch="9.0") == [
         "its tag is py3-none-any: it was built without its compiled modules",
@@ -254,7 +254,7 @@ def test_no_cut_and_no_changed_byte_ends_in_a_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_files_that_installers_skip_are_not_unpacked(tmp_path: Path, method: int) -> None:
-    """An LZMA header can request 4 GiB of memory, and its decoder raises errors of its own."""
+    """An LZMA header can request 4 GiB of memory, and the decoder of LZMA raises errors of its own."""
     made = packed(tmp_path, method)
     found = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
     assert "'apex/__init__.py' is neither stored nor deflated" in found

@@ -273,8 +273,8 @@ def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, pr
 def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_too(
     elsewhere: Path, locked: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock did not exist when prune began to wait for the profiles' locks; prune never holds some locks while it
-    waits for others."""
+    """The lock of this profile did not exist when prune began to wait for the profiles' locks; prune never holds some
+    locks while it waits for others."""
     beginning = elsewhere.with_name("beginning.lock.yaml")
     elsewhere.unlink()  # it contains the same wheel
     held: list[str] = []
@@ -442,7 +442,7 @@ def test_the_layer_of_an_extension_stays_while_its_wheel_is_in_the_cache(
 
 
 def test_layers_on_a_base_image_stay_also_if_the_image_is_not_in_the_cache(project: Path) -> None:
-    """Then the layers of wheels are kept, because they do not depend on the image."""
+    """Layers of wheels are kept even then, because they do not depend on the image."""
     with serving(Registry()) as registry:
         base = PushedBase([debian()], {"Env": ["PATH=/usr/bin"]})
         lock = lock_for(plan_of(project, {**PROFILE, "base": {"image": base.reference(registry)}, "apt": []}))
@@ -495,7 +495,7 @@ def test_the_files_of_a_base_image_stay_as_long_as_a_lock_names_it(locked: Lock)
 
 
 def test_the_files_of_a_base_image_stay_for_a_day_after_each_download() -> None:
-    """Also those that were in the cache before, and the part of a layer."""
+    """Files that were in the cache before the download are kept too, and so is the part of a layer."""
     folder = user_folders.cache_folder("images")
     base = PushedBase([debian(), {"etc/motd": b"hello"}])
     part = folder / f".{oci_types.digest_of(base.blobs[0])[7:]}.part"

@@ -81,7 +81,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_owners_and_odd_modes_are_not_kept(tmp_path: Path) -> None:
-    """Otherwise a set-uid program of root in the archive would be one in the image too."""
+    """Otherwise a set-uid program of root in the archive would be a set-uid program of root in the image too."""
     write_tar(tmp_path / "a", {"libcuda.so.1.2": b"x", "plain": {"mode": 0o666}, "suid": {"mode": 0o4777, "uid": 42}})
     assert unpack("cuda-compat", tmp_path / "a", tmp_path / "out")[0] == 0
     modes = {path.name: oct(path.stat().st_mode & 0o7777) for path in (tmp_path / "out").iterdir()}

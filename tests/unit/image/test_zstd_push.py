@@ -219,7 +219,8 @@ def test_a_blob_that_the_registry_refuses_is_reported(registry: Registry) -> Non
 def test_an_upload_that_needs_a_new_token_sends_the_file_from_its_start(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token has expired when the upload starts, and the registry asks for a new one after it has read the file."""
+    """The token has expired when the upload starts, and the registry asks for a new token after it has read the
+    file."""
     registry.bearer = f"http://{registry.host}/token"
     docker_login(tmp_path, monkeypatch, **{registry.host: "me:secret"})
     there = place(registry)

@@ -72,7 +72,7 @@ def installed(venv: Path, name: str = CUBLAS) -> str | None:
 
 def installed_tool(folder: Path, requirement: str) -> Path:
     """Install a tool from the configured index in an environment of its own, and return its folder of programs. Skip
-    the test if the index does not have it."""
+    the test if the index does not have the tool."""
     quiet([sys.executable, "-m", "venv", "--without-pip", folder / "venv"])
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python")]
     command = [*pip, "install", "--quiet", "--retries", "0", "--only-binary", ":all:", requirement]

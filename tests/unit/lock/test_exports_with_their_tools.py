@@ -114,7 +114,8 @@ def test_the_command_of_the_requirements_makes_pip_keep_the_override(lock: Lock,
 def test_the_command_of_the_constraints_changes_every_package_that_requires_another_version(
     lock: Lock, venv: Path, tmp_path: Path
 ) -> None:
-    """It also changes a package that spells the name differently and adds an extra, in an environment without torch."""
+    """The command also changes a package whose requirement spells the name differently and adds an extra, in an
+    environment without torch."""
     recorded(tmp_path, "kernels", "1", ["NVIDIA_cublas.cu12[all]<12.4 ; python_version > '3'", f"{CUBLAS}-extra<1"])
     run_ok(f"pip install --no-deps {tmp_path}/kernels-*.whl {CUBLAS}=={NEW}", venv, tmp_path)
     [command] = comment_commands(requirements_export.constraints(lock, "sample"), "sed")
@@ -204,7 +205,7 @@ def test_without_the_override_uv_refuses(uv_project: Path, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def poetry_program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Poetry: the installed one, else from the configured index."""
+    """Return the program of Poetry: the installed one, else one from the configured index."""
     found = shutil.which("poetry")
     if found:
         return found

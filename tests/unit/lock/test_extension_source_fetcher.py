@@ -153,7 +153,8 @@ def with_submodules(repository: Path) -> Path:
 
 
 def test_a_commit_with_submodules_is_refused_with_their_names(project: Path, with_submodules: Path) -> None:
-    """Submodules are not downloaded, so a build that needs one would fail late, or silently work without it."""
+    """Submodules are not downloaded, so a build that needs a submodule would fail late, or silently work without the
+    submodule."""
     error = refused(from_git(project, with_submodules))
     assert isinstance(error, ProfileError)
     (fault,) = error.faults

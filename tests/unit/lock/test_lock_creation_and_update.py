@@ -40,8 +40,8 @@ IMAGE = {"image": f"registry.example/debian@{image_of().id}"}
 
 
 class Mirror:
-    """Stands in for `apt_resolution_and_download.resolve_debs`: it has one newest version of every package, and older
-    versions as long as they are kept."""
+    """Stands in for `apt_resolution_and_download.resolve_debs`: the mirror has one newest version of every package, and
+    older versions as long as the mirror keeps them."""
 
     def __init__(self, version: str = "1.0-1") -> None:
         self.version = version
@@ -94,7 +94,8 @@ def newer(links: Path) -> None:
 
 @pytest.fixture
 def first(project: Path, links: Path, mirror: Mirror) -> Lock:
-    """The first lock of SMALL. uv resolves it once, because all these folders of wheels are identical."""
+    """The first lock of SMALL. uv resolves this lock once for all tests, because all these folders of wheels are
+    identical."""
     if not _FIRST:
         _FIRST.append(lock_creation_and_update.update_lock(plan_of(project, SMALL), None))
         mirror.requests.clear()
@@ -241,7 +242,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
 
 
 def test_a_combination_refused_by_an_advisory_is_not_locked(project: Path, links: Path) -> None:
-    """The facts have no row for torch 2.2.1; the lock shows that it requires a cuBLAS which fails on an H20."""
+    """The facts have no row for torch 2.2.1; the lock shows that torch 2.2.1 requires a cuBLAS that fails on an H20."""
     write_wheel(links, "torch", "2.2.1", ["nvidia-cublas-cu12==12.1.3.1"])
     write_wheel(links, "nvidia-cublas-cu12", "12.1.3.1")
     profile = {**SMALL, "torch": "2.2.1", "gpus": ["h20"]}
@@ -317,7 +318,7 @@ def test_the_time_moves_with_the_debian_packages(project: Path, mirror: Mirror) 
 
 
 def test_the_time_stays_where_debian_packages_only_went_away(project: Path, mirror: Mirror) -> None:
-    """The remaining packages existed at that time; they may be missing in a newer snapshot."""
+    """The remaining packages existed at that time, and may be missing in a newer snapshot."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     after = lock_creation_and_update.update_lock(plan_of(project, SMALL), before)
     assert (after.apt, after.made) == ((), before.made)
@@ -435,8 +436,8 @@ def tools(made: Lock) -> dict[str, str]:
 
 
 def test_the_compiler_of_an_extension_is_locked_with_the_image(project: Path, links: Path) -> None:
-    """Of the profile's own packages, the build gets only those that it needs, because they are installed later. No
-    package is listed twice."""
+    """Of the profile's own packages, the build gets only those that it needs, because these packages are installed
+    after the build. No package is listed twice."""
     data = compiled(links)
     plain = lock_creation_and_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
     made = lock_creation_and_update.update_lock(plan_of(project, data), plain)
@@ -585,7 +586,7 @@ def test_differences_are_a_line_each(project: Path) -> None:
 
 
 def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
-    """Several are resolved at a time, but reported and written in the requested order."""
+    """Several profiles are resolved at the same time, but reported and written in the requested order."""
     calls: list[Sequence[str]] = []
     resolve = wheel_resolution_and_download.resolve_wheels
 

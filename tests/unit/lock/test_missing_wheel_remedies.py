@@ -118,7 +118,7 @@ def test_an_index_that_does_not_answer_lacks_nothing(project: Path, monkeypatch:
 
 
 def test_a_name_that_another_package_requires_is_listed_apart(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No line of the profile or of a requirements file has it."""
+    """No line of the profile or of a requirements file contains the name."""
     monkeypatch.setattr(index_pages, "listed_files", lambda name: ())
     plan = plan_of(project, {**SMALL, "packages": ["gone"]})
     text = str(missing_wheel_remedies.remedies(plan, "Because lib-dep was not found in the package registry and gone"))

@@ -54,7 +54,7 @@ HASH_ENVIRONMENT = environment_file_hasher.hash_environment
 
 
 class Environment:
-    """A virtual environment of the locked wheels, and what is to be tried in it."""
+    """A virtual environment of the locked wheels, and what a test tries in this environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,7 +132,7 @@ def test_a_proved_environment_is_verified(verified: Environment) -> None:
 
 
 def test_a_copy_elsewhere_is_verified_too(verified: Environment, project: Path) -> None:
-    """The subject is what is installed, not where."""
+    """The subject of the evidence is the content of the installation, not its path."""
     made = lock_file.required_lock(profile_of(project, PROFILE))
     for item in made.wheels:  # installed from a file with a different time, as on another machine
         os.utime(sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file))
@@ -195,7 +195,7 @@ def other_pip(environment: Environment) -> None:
 
 
 def add_only_notes(environment: Environment) -> None:
-    """An installation of a distribution without files: `importlib.metadata` finds it all the same."""
+    """Install a distribution without files, which `importlib.metadata` finds all the same."""
     folder = environment.site / "late-1.0.dist-info"
     folder.mkdir()
     for name in ("RECORD", "INSTALLER"):
@@ -251,7 +251,8 @@ def test_a_library_or_module_from_elsewhere_ends_the_proof(
 def test_a_library_path_to_the_environments_own_folder_ends_the_proof(
     verified: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lib folder is always measured, but with LD_LIBRARY_PATH it comes before the libraries of the wheels."""
+    """The environment's lib folder is always measured, but with LD_LIBRARY_PATH, this folder comes before the libraries
+    of the wheels."""
     (verified.folder / "lib" / "libcublas.so.12").write_bytes(b"not a library")
     assert verified.record().code == 0
     monkeypatch.setenv("LD_LIBRARY_PATH", str(verified.folder / "lib"))
@@ -546,7 +547,7 @@ def test_a_later_failure_is_pushed_too_and_ends_the_proof(
 def test_the_newest_failure_in_a_registry_counts(
     verified: Environment, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pass and the failure are at the tag, as two machines publish them."""
+    """The passed and the failed run are both at the tag, as if two machines had published them."""
     assert push(verified, registry).code == 0
     record_a_failure(verified, monkeypatch)
     loaded = profile_of(Path(), PROFILE)
@@ -636,7 +637,7 @@ def link_a_folder(environment: Environment) -> None:
 
 
 def link_in_a_circle(environment: Environment) -> None:
-    """Links to site-packages and to itself do not make the search endless."""
+    """A link to site-packages and a link to itself do not make the search endless."""
     (environment.site / "torch" / "again").symlink_to(environment.site)
     (environment.site / "itself").symlink_to("itself")
     link_a_file(environment)

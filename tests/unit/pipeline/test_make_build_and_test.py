@@ -296,7 +296,7 @@ def test_layers_with_a_defect_do_not_become_an_image(
 
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
-    """An image whose self-test fails, in an engine. `tags`: those that the engine has, by name; `written`: what the
+    """An image whose self-test fails, in an engine. `tags`: the tags that the engine has, by name; `written`: what the
     step for the evidence does."""
     image = image_of("this")
     tags = {"verified": image.handle}
@@ -598,7 +598,7 @@ def test_an_unknown_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -
 def test_a_file_of_two_profiles_is_downloaded_by_one_process_at_a_time(
     what: str, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    """This includes the tools that compile an extension."""
+    """The tools that compile an extension are downloaded in this way too."""
     held: list[bool] = []
 
     def fetch(*_: Any) -> None:

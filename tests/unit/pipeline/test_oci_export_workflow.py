@@ -49,8 +49,8 @@ def export(target: str) -> oci_export_workflow.ExportedImage:
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("where", [0, 40, -30])
 def test_a_damaged_wheel_is_removed_and_named(site: Site, target: str, known: bool, where: int) -> None:
-    """This holds whether the digest of the wheel's layer is known or not, and wherever the damaged byte is. Otherwise,
-    each later run would fail too."""
+    """The wheel is removed whether the digest of its layer is known or not, and wherever the damaged byte is.
+    Otherwise, each later run would fail too."""
     if known:
         layer_blobs.learn_layers(described(site), lambda line: None)
     wheel = stored(site)[0]

@@ -147,7 +147,7 @@ def test_durations_are_kept_by_step_and_a_damaged_file_is_ignored() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
-    """A machine with one H20 and a local engine; no image is built. `gpu`: why the engine has none."""
+    """A machine with one H20 and a local engine; no image is built. `gpu`: why the engine has no GPU."""
     found = SimpleNamespace(names=(H20,), driver="550.54.14", gpu=None, image=None, fault=None, mig=())
 
     def look(engine: object) -> None:

@@ -68,7 +68,7 @@ def test_pushed_again_nothing_is_written(site: Site, key: keys_and_signatures.Pu
 
 
 def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: keys_and_signatures.PublicKey) -> None:
-    """The engine pushes an image to the registry of a cluster, and needs a tag for that."""
+    """The engine pushes an image to the registry of a cluster, and needs a tag for the push."""
     left = f"{site.registry.host}/team/sample:id-{site.engine.image.id[7:]}"
     for there in (False, True):
         site.engine.tags = [left, "mine:1"]
@@ -145,7 +145,7 @@ class NoEngine:
 def test_layers_are_uploaded_without_an_engine(
     site: Site, key: keys_and_signatures.PublicKey, monkeypatch: pytest.MonkeyPatch, right: bool
 ) -> None:
-    """They are uploaded only if they are the layers of the proved image."""
+    """The layers are uploaded only if they are those of the proved image."""
     image, proved = layered_samples.written(), site.engine.image
     monkeypatch.setattr(push_save_and_load, "_upload_layers", upload_layers)
     monkeypatch.setattr(layer_steps, "describe_image", lambda *_: written_image(image))

@@ -178,8 +178,8 @@ def test_layers_of_another_compression_are_read(site: Site, monkeypatch: pytest.
 def test_each_layer_is_read_where_it_was_proved(
     site: Site, monkeypatch: pytest.MonkeyPatch, stored: Callable[[bytes], bytes], message: str
 ) -> None:
-    """The blob may not match the diff id in the configuration: an engine notices this, but not every program that runs
-    images does."""
+    """The blob may not match the diff id in the configuration: an engine notices the difference, but not every program
+    that runs images does."""
     (found,) = written_objections(site, monkeypatch, image(BASE, OWN), image(BASE, OWN), stored)
     assert message in found
 

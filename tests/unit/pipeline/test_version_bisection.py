@@ -46,7 +46,7 @@ RELEASES = ("1.0", "1.9", "1.10", "2.0.post1", "2.1")
 
 
 class Workbench:
-    """Stands in for the engine. `outcomes`: the result by version; it records the requests."""
+    """Stands in for the engine. `outcomes`: the result by version. The stand-in records the requests."""
 
     def __init__(self, outcomes: Mapping[str, str], folder: Path) -> None:
         self.outcomes = outcomes
@@ -245,7 +245,7 @@ def test_without_a_gpu_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project:
 
 
 def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
-    """All versions would fail there, which says nothing about the pin."""
+    """All versions would fail on that GPU, and this says nothing about the pin."""
     made = on_a_card(monkeypatch, project, dict.fromkeys(VERSIONS, "failed"))
     monkeypatch.setattr(version_bisection, "require_gpu", lambda context: StepResult(None))
     result = hunted()

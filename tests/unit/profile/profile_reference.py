@@ -30,8 +30,8 @@ def page() -> str:
 
 
 def _section(path: str, title: str, model: Schema, models: Mapping[str, Schema]) -> Iterator[str]:
-    """Return the table of a mapping's keys, then those of the mappings inside it. `path`: the prefix of its keys, such
-    as `selftest.`."""
+    """Return the table of a mapping's keys, then the tables of the mappings inside it. `path`: the prefix of the
+    mapping's keys, such as `selftest.`."""
     yield f"\n## {title}\n"
     if path:
         yield f"\n{_sentence(model['description'])}\n"

@@ -238,7 +238,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(project: Path, name: s
 def test_a_comparison_that_packaging_does_not_define_is_an_invalid_marker(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """Releases of packaging raise different errors for it."""
+    """Releases of packaging raise different errors for such a comparison."""
 
     def evaluate(*words: object, **more: object) -> bool:
         raise error
@@ -257,7 +257,7 @@ def test_a_name_that_a_lock_lists_thousands_of_times_is_refused(project: Path) -
 
 
 def test_a_section_for_pip_at_the_end_of_a_long_file_is_read_once(project: Path) -> None:
-    """It took minutes when each entry of the section was read with all lines before it."""
+    """Reading took minutes when each entry of the section was read with all lines before it."""
     start = time.process_time()
     text = "#\n" * 300_000 + "dependencies:\n  - pip:\n" + "    - alpha\n" * 1000
     assert read(project, "environment.yml", text).lines[-1][1].line == 301_002

@@ -64,7 +64,7 @@ def test_a_missing_file_or_one_of_another_tool_is_refused_with_what_is_accepted(
 
 
 def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
-    """Thirty small files, each of which includes the next one twice, would be read a billion times."""
+    """Thirty small files, each of which includes the next file twice, would be read a billion times."""
     for number in range(30):
         (project / f"{number}.txt").write_text(f"-r {number + 1}.txt\n" * 2, encoding="utf-8")
     faults = faults_of(project / "30.txt", "numpy\n") + list(

@@ -75,7 +75,8 @@ def sender(registry: Registry) -> Sender:
 
 @pytest.mark.parametrize("back", [1, 2, 3, None])
 def test_a_registry_that_refuses_connections_for_a_while_is_waited_for(back: int | None) -> None:
-    """A part is cut off, and then no connection is possible until the registry is back, in the pause of this number."""
+    """The upload of a part is interrupted, and then no connection is possible until the registry answers again, in the
+    pause with this number."""
     registry = Registry()
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as later:
         sender = Sender(stack.enter_context(serving(registry)))

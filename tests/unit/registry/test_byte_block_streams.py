@@ -25,7 +25,7 @@ def torn(raw: bytes, size: int = 7) -> Iterator[bytes]:
 
 
 def inflated() -> Blocks:
-    """Compress as two gzip members, like parallel gzip, and split the bytes anywhere."""
+    """Return the data as two gzip members, as parallel gzip writes them, split into blocks anywhere."""
     return Unpacked(torn(gzip.compress(TEXT[:5000]) + gzip.compress(TEXT[5000:])))
 
 
@@ -33,7 +33,7 @@ SKIPPED = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
 
 
 def framed() -> Blocks:
-    """Compress as zstd frames, with skippable frames between them, and split the bytes anywhere."""
+    """Return the data as zstd frames with skippable frames between them, split into blocks anywhere."""
     return Unpacked(torn(SKIPPED + zstandard.compress(TEXT[:5000]) + zstandard.compress(TEXT[5000:]) + SKIPPED, 3))
 
 
@@ -56,7 +56,7 @@ def test_truncated_data_is_not_the_end(packed: bytes) -> None:
 
 
 def test_a_frame_that_claims_a_large_size_gets_no_memory() -> None:
-    """It claims a window of 1 GiB, or a content of a TiB; every zstd can read windows up to 128 MiB."""
+    """The frame claims a window of 1 GiB, or a content of a TiB; every zstd can read windows up to 128 MiB."""
     window, content = b"\x00\xa0", b"\xe0" + (1 << 40).to_bytes(8, "little")
     for head in (window, content):
         with pytest.raises(ValueError, match="too much memory"):

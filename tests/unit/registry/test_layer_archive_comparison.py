@@ -38,7 +38,7 @@ class Blobs:
 
 
 def compared(there: bytes, here: bytes, stored: bytes | None = None) -> str | None:
-    """Return the difference between two tars. `stored`: the blob of `there`, if it is not the tar itself."""
+    """Return the difference between two tars. `stored`: the blob of `there`, if the blob is not the tar itself."""
     blob = there if stored is None else stored
     digests = [oci_types.digest_of(one) for one in (blob, there, here)]
     return layer_archive_comparison.difference(
@@ -79,7 +79,7 @@ BY_FOLDER, BY_PATH = tar(FOLDERS), tar(reversed(FOLDERS))
 
 
 def test_another_order_of_the_same_is_the_same() -> None:
-    """In a tar, a file with a long name has an extra header before its own; the two move together."""
+    """In a tar, a file with a long name has an extra header before its own header; the two headers move together."""
     assert BY_FOLDER != BY_PATH
     assert compared(BY_FOLDER, BY_PATH) is None
     assert compared(BY_PATH, BY_FOLDER) is None
@@ -145,7 +145,7 @@ def test_an_archive_that_another_reader_might_read_differently_is_refused(there:
 
 
 def test_attributes_for_all_later_entries_are_refused() -> None:
-    """With such attributes, the order of entries matters, also in our layers."""
+    """With such attributes, the order of entries matters; such attributes are refused in our layers too."""
 
     def packed(names: str, headers: dict[str, str]) -> bytes:
         buffer = io.BytesIO()

@@ -98,7 +98,7 @@ def test_another_blob_for_the_digest_is_refused(registry: Registry) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "x-unknown"])
 def test_an_encoded_blob_is_refused(registry: Registry, encoding: str) -> None:
-    """It is refused even if the decoded bytes match the digest."""
+    """The blob is refused even if the decoded bytes match the digest."""
     digest, path = registry.add_blob(b"right"), "/v2/team/h20/blobs/"
     registry.lies[path + digest] = (200, {"Content-Encoding": "identity"}, b"right")
     assert repository(registry).blob(digest) == b"right"

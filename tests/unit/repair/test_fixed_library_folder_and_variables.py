@@ -112,7 +112,7 @@ def test_a_fix_that_needs_another_torch_version_is_refused(place: Place) -> None
 
 
 def test_several_logs_are_read_as_one(place: Place) -> None:
-    """The GPU is in the second one."""
+    """The GPU is named in the second log."""
     first = place.prefix.parent / "train.log"
     second = place.prefix.parent / "rank 1.log"
     second.write_text(first.read_text())

@@ -77,7 +77,7 @@ def test_the_edit_of_the_metadata_leaves_an_environment_that_the_audit_accepts(p
 
 
 def test_the_edit_leaves_packages_that_accept_the_new_version(place: Place) -> None:
-    """Also the checksum of their METADATA, so that the audit of the fixed image finds no changed file."""
+    """The checksum of their METADATA also stays right, so that the audit of the fixed image finds no changed file."""
     place.made.wheel("fused-Ops", "1.0", {}, ["nvidia-cublas-cu12>=12.1"])
     place.made.wheel("Other_ops", "2.0", {}, ["nvidia-cublas-cu12==12.1.3.1", "nvidia-cudnn-cu12==9.1.0.70"])
     (edit,) = [line for line in plan(place.held()).dockerfile if line.startswith("RUN sed")]
@@ -221,8 +221,8 @@ HOSTILE = ["a'b $(touch hacked) `touch hacked`", "#", "<<EOF", "x && touch hacke
 @pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_a_hostile_image_stay_words(place: Place, tmp_path: Path, text: str) -> None:
-    """The paths and names that the image's Python returns. Each line is run by a shell that has only harmless
-    programs."""
+    """The texts are the paths and names that the image's Python returns. Each line is run by a shell that has only
+    harmless programs."""
     held = place.held()
     python = held.python.model_copy(update={"executable": f"/opt/{text}"})
     spoiled = [

@@ -187,7 +187,8 @@ def metadata_of_torch(folder: Path) -> Path:
 def test_what_an_interrupted_installation_left_is_installed_again(
     lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch, lost: list[Callable[[Path], Path]]
 ) -> None:
-    """uv was ended, or the disk was full, while the files of torch were written. To uv, torch is then there."""
+    """uv was ended, or the disk was full, while the files of torch were written. uv then takes torch to be
+    installed."""
     uv_command = lock_installer._uv
 
     def interrupted(*words: str) -> None:
@@ -240,7 +241,8 @@ def test_links_into_an_earlier_place_of_the_cache_are_replaced(lock: Lock, folde
 def test_another_installation_in_the_same_folder_waits(
     lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two installations at once: the second begins when the first has ended, and finds a complete environment."""
+    """Two installations at once: the second installation begins when the first has ended, and finds a complete
+    environment."""
     plan = install_planner.plan_for_lock("sample", "sample", lock, {})
     done, waits = list[InstalledLock](), threading.Event()
 

@@ -278,7 +278,7 @@ def test_a_torch_of_the_system_cannot_be_fixed_from_a_virtual_environment(place:
 
 
 def outside(place: Place) -> Holdings:
-    """The environment's contents as a virtual environment reads them that takes torch from the system's packages."""
+    """The contents of a virtual environment that takes torch from the system's packages."""
     held = place.held()
     own = place.prefix.parent / "own"
     own.mkdir()
@@ -376,7 +376,7 @@ def test_the_systems_python_is_refused(place: Place) -> None:
 
 
 def test_a_torch_of_the_user_with_the_systems_python_keeps_its_pin(place: Place, tmp_path: Path) -> None:
-    """As pip installs it in ~/.local, outside the folder of the system's Python."""
+    """torch is installed as pip installs it for a user: in ~/.local, outside the folder of the system's Python."""
     held = place.held()
     own = held.model_copy(update={"python": held.python.model_copy(update={"prefix": str(tmp_path / "usr")})})
     plan = place.plan(held=own)
@@ -385,7 +385,7 @@ def test_a_torch_of_the_user_with_the_systems_python_keeps_its_pin(place: Place,
 
 
 def test_the_command_that_changes_nothing_can_be_pasted(place: Place, tmp_path: Path) -> None:
-    """It repeats the logs and GPUs from which the fix was found, also where a path has a space."""
+    """The command repeats the logs and GPUs from which the fix was found, even if a path has a space."""
     spaced = tmp_path / "of rank 0"
     spaced.mkdir()
     logs = [str(spaced / "train.log"), "b.log"]
@@ -620,7 +620,7 @@ def with_torch(place: Place, version: str, cuda: str | None, **others: str) -> N
 
 
 def test_torchvision_and_torchaudio_for_the_cpu_are_replaced_with_torch(place: Place) -> None:
-    """Their old version would fit the new torch, so it must be installed again."""
+    """Their installed versions would fit the new torch, so the commands must request that they are installed again."""
     with_torch(place, "2.7.1+cpu", None, torchvision="0.22.1+cpu", torchaudio="2.7.1+cpu")
     plan = place.plan(CPU_LOG)
     again = [word for name in ("torch", "torchvision", "torchaudio") for word in ("--reinstall-package", name)]
@@ -707,7 +707,7 @@ def test_a_torch_without_gpu_code_after_the_fix_is_an_error(place: Place) -> Non
 
 
 def test_conda_must_not_keep_its_torch_for_the_cpu(place: Place) -> None:
-    """The version that is asked for is the one of the build for the CPU."""
+    """The requested version is the version of the build for the CPU."""
     with_torch(place, "2.7.1", None, torchvision="0.22.1")
     files = [f"{place.site.relative_to(place.prefix)}/torch-2.7.1.dist-info/METADATA"]
     plan = place.plan(CPU_LOG, conda(place, {"pytorch": ("2.7.1", [], files)}))
@@ -724,7 +724,8 @@ def test_a_driver_that_is_too_old_gets_an_older_torch(place: Place) -> None:
 
 
 def test_damaged_libraries_of_a_replaced_torch_keep_the_versions_of_the_new_one(place: Place) -> None:
-    """The installed version belongs to the old torch. Only a library that torch does not require gets it again."""
+    """The installed version belongs to the old torch. Only a library that torch does not require is installed in its
+    old version again."""
     shutil.rmtree(next(place.site.glob("torch-*")))
     place.made.torch("2.11.0", cuda="13.0", requires=("nvidia-cublas-cu12", "nvidia-nccl-cu12"))
     for kind in ("nccl", "cudnn"):

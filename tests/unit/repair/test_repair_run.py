@@ -433,7 +433,7 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
 
 @pytest.mark.slow
 def test_a_plan_from_before_another_fix_is_refused(venv: Venv) -> None:
-    """Two fixes that begin at the same time: the second waits for the first, and its plan is then outdated."""
+    """Two fixes begin at the same time: the second waits for the first, and the plan of the second is then outdated."""
     plan, held = fix_command.planned_repair((str(venv.log),), str(venv.prefix), ())
     venv.fix("--apply")
     before = venv.files()
@@ -490,7 +490,7 @@ def test_conda_poetry_and_the_system_are_refused(venv: Venv) -> None:
 
 
 def test_the_probes_run_where_there_is_a_gpu(venv: Venv) -> None:
-    """This machine has none, so they are skipped with the reason."""
+    """This machine has no GPU, so the probes are skipped with the reason."""
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 0, done.stderr
     assert "gemm.crash: skipped: this machine has no GPU" in done.stdout

@@ -128,7 +128,7 @@ def started(venv: Venv, *prefix: str, code: str = CUBLAS) -> subprocess.Complete
 
 
 def refused(venv: Venv) -> str:
-    """Run `fix --apply`, which must refuse and change nothing. Return what it printed."""
+    """Run `fix --apply`, which must refuse and change nothing. Return the output."""
     before = hashes(venv.prefix)
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 6 and hashes(venv.prefix) == before

@@ -22,7 +22,7 @@ _STRUCTURE = ("heading", "navigation", "main", "contentinfo")
 
 
 class Browser:
-    """Shows one page at a time, `wide` pixels across; each log line and request is returned once."""
+    """Shows one page at a time, `wide` pixels across; each log line and each request is returned only once."""
 
     def __init__(self, folder: Path) -> None:
         options = webdriver.ChromeOptions()

@@ -65,7 +65,8 @@ def _is_shipped(gpu: Gpu) -> bool:
 
 
 def _served_by(gpu: Gpu) -> str:
-    """The shipped profile of the same family, else the one that a new profile of the GPU extends."""
+    """Return the shipped profile of the same family; without such a profile, the profile that a new profile of the GPU
+    extends."""
     family = (one.id for one in database.family(gpu) if _is_shipped(one))
     return next(family, None) or str(yaml_and_project_paths.parse(starter_profile.for_gpu(gpu.id), "x").data["extends"])
 

@@ -104,8 +104,8 @@ SHIPPED = sorted(file.name.removesuffix(".lock.yaml") for file in package_data.P
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
-    """Each row is read as a person would read it. A version below the minimum must be one that `show` warns about or
-    the profile accepts."""
+    """Each row is read as a person would read it. If a version is below the minimum, `show` must warn about this
+    version, or the profile must accept it."""
     loaded = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(loaded)
     held = lock_file.required_lock(loaded).versions

@@ -41,7 +41,7 @@ def test_two_versions_of_torch_differ_by_rounding() -> None:
 
 
 def out_of_bound(name: str, which: str, **figures: object) -> Callable[[Document], None]:
-    """Change the operation in one pass; by default one element by a thousand times its bound."""
+    """Change the result of the operation in one pass; by default, change one element by a thousand times its bound."""
 
     def change(document: Document) -> None:
         seen = op(document, name)[which]

@@ -117,5 +117,6 @@ def test_a_hostile_cell_can_neither_begin_nor_end_a_block() -> None:
     ids=["blanks", "kind", "before", "names", "dashes"],
 )  # fmt: skip
 def test_a_long_line_that_is_nearly_a_marker_takes_no_time(line: str) -> None:
-    """Each is read in less than a second if the time is linear in the length; with quadratic time it takes minutes."""
+    """Each line is read in less than a second if the time is linear in the length; with quadratic time, reading takes
+    minutes."""
     assert markdown_generated_sections.blocks(line, "x") == ([], [])

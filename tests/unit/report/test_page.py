@@ -32,8 +32,8 @@ NAMES = ("cpu", "lab", "h20", "wild")
 
 @dataclass(frozen=True)
 class Site:
-    """Four pages, as files and from a server: `cpu` of a verified profile, `lab` of one whose self-test failed, `h20`
-    of one that was never tested, and `wild` of the failed one with markup in every text of its evidence."""
+    """Four pages, as files and from a server: `cpu` of a verified profile, `lab` of a profile whose self-test failed,
+    `h20` of a profile that was never tested, and `wild`, which is `lab` with markup in every text of its evidence."""
 
     folder: Path
     address: str

@@ -177,7 +177,7 @@ def test_another_commit_of_an_extension_is_a_change_and_a_layer(project: Path) -
 
 
 def image_of(*layers: bytes) -> tuple[Any, DiffSide]:
-    """An engine with the image, and what diff knows about it."""
+    """An engine with the image, and what diff knows about the image."""
     engine = Engine(*layers)
     parts = tuple(DiffLayer(digest[:19], digest, 1) for digest in engine.image.layers)
     return engine, replace(SIDE, layers=parts, id=engine.image.id)

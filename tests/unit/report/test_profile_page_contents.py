@@ -38,7 +38,7 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 def world(project: Path) -> Path:
-    """A profile for the CPU that is verified, and one for four GPUs that failed."""
+    """A verified profile for the CPU, and a profile for four GPUs whose self-test failed."""
     pages.site_facts()
     pages.prove(*pages.cpu(project), pages.outcome("cpu"))
     pages.prove(*pages.lab(project), pages.outcome("gpu"))
@@ -118,7 +118,7 @@ def test_a_profile_without_a_lock_says_so(project: Path) -> None:
 
 @pytest.mark.slow
 def test_the_headline_has_the_next_command(world: Path) -> None:
-    """With several GPUs, it names those without evidence."""
+    """With several GPUs, the headline names the GPUs without evidence."""
     found = page("cpu")
     assert (found["state"], found["next_command"]) == ("verified", "docker run --rm -it envbuild/cpu:verified")
     assert found["next_place"] == ""

@@ -156,7 +156,8 @@ def states(choice: Choice) -> dict[str, str]:
 
 
 def test_a_locked_version_that_no_profile_named_is_refused(project: Path) -> None:
-    """The facts have no row for torch 2.2.1, so the cuBLAS that it requires is known only once it is locked."""
+    """The facts have no row for torch 2.2.1, so the cuBLAS that torch 2.2.1 requires is known only after torch 2.2.1 is
+    locked."""
     plan = plan_of(project, HOPPER)
     assert "cublas-hopper-fpe" not in states(plan.choice)
     with pytest.raises(ProfileError, match="sample is refused") as caught:
@@ -243,8 +244,8 @@ def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
 
 @pytest.mark.parametrize(("transformers", "state"), [("4.57.6", "warned"), ("5.7.0", "warned"), ("5.8.0", None)])
 def test_apex_with_a_transformers_that_uses_its_norm_in_t5(transformers: str, state: str | None, project: Path) -> None:
-    """This holds whichever transformers the resolver chose. Only the user knows whether a T5 runs in fp16, so this is a
-    warning with three workarounds."""
+    """The warning is given whichever transformers the resolver chose. Only the user knows whether a T5 runs in fp16, so
+    this is a warning with three workarounds."""
     apex = {"name": "apex", "git": "https://github.com/NVIDIA/apex", "commit": "c" * 40, "modules": ["amp_C"]}
     data = {**PROFILE, "packages": ["transformers>=4"], "torch": "2.11.0", "gpus": ["a100"]}
     plan = plan_of(project, {**data, "extensions": [{"name": "apex", "none": "not here"}]})
@@ -263,7 +264,7 @@ SHIPPED = sorted(file for file in package_data.PROFILES.rglob("*.yaml") if not f
 
 @pytest.mark.parametrize("file", [file for file in SHIPPED if file.stem != "cpu"], ids=lambda file: file.stem)
 def test_every_gpu_profile_states_its_apex(file: Path) -> None:
-    """apex is compiled for its GPUs and required to pass, or the profile says why it has none."""
+    """The profile compiles apex for its GPUs and requires apex's probes to pass, or says why it has no apex."""
     profile = profile_reader_and_overrides.load(str(file)).profile
     (apex,) = [one for one in profile.extensions if one.name == "apex"]
     assert (apex.none is None) == (file.stem in ("h100", "h200", "xdit-apex"))

@@ -58,7 +58,7 @@ def node(name: str = NODE, product: str = "NVIDIA-H20", gpus: str = "8", **spec:
 
 @dataclass
 class Server:
-    """`pods`: the states of the pod that requests get, in order; the last one is repeated; None: the pod does not
+    """`pods`: the states of the pod that requests get, in order; the last state is repeated; None: the pod does not
     exist. `log`: the pod's log; `logs`: what the first reads of the log get instead, in order. `refuse`: (method, part
     of the path) -> (status, message). `answers`: (method, part of the path) -> the object that is returned instead."""
 

@@ -54,7 +54,7 @@ def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
 
 
 def test_output_before_a_timeout_is_returned() -> None:
-    """Both streams are returned: the last lines show where it hung."""
+    """Both streams are returned: the last lines show where the program hung."""
     code = "import sys, time; print('one', flush=True); print('hung here', file=sys.stderr, flush=True); time.sleep(60)"
     output = host_runner.run_on_host(Path(sys.executable), given(code, 3))
     assert (output.stdout, output.exit_code, output.timed_out) == (b"one\n", None, True)

@@ -26,7 +26,8 @@ def test_a_recorded_one_is_read(file: Path) -> None:
 
 
 def test_a_committed_one_is_canonical() -> None:
-    """They are formatted as envbuild writes them, so that diffs of new versions are readable."""
+    """Committed fingerprints are formatted as envbuild writes fingerprints, so that diffs of new versions are
+    readable."""
     for file in (NEW, OLD):
         assert file.read_text(encoding="utf-8") == json.dumps(load(file), indent=1, sort_keys=True) + "\n"
         assert file.stat().st_size < 200_000
@@ -126,7 +127,7 @@ def test_the_first_of_many_faults_are_reported(tmp_path: Path) -> None:
 
 
 def test_no_lines_are_looked_up_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The YAML reader, which knows line numbers, would take minutes for it."""
+    """The YAML reader, which knows line numbers, would take minutes for such a file."""
     monkeypatch.setattr(yaml_and_project_paths, "MAX_BYTES", 1000)
     file = tmp_path / "x.json"
     file.write_text(json.dumps(changed(SPOILED["no operations"][0])) + " " * 1000, encoding="utf-8")

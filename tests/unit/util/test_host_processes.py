@@ -169,7 +169,7 @@ def test_the_time_out_holds_while_input_is_written() -> None:
 def test_a_child_left_in_the_background_is_waited_for_a_moment_and_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would hold the pipes open forever."""
+    """Such a child would hold the pipes open forever."""
     monkeypatch.setattr(host_processes, "_GRACE_SECONDS", 0.1)
     begin = time.monotonic()
     left = f"sh -c 'echo $$ >{tmp_path}/pid; exec sleep 60' & until test -s {tmp_path}/pid; do sleep 0.01; done"

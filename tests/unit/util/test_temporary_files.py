@@ -61,8 +61,8 @@ def aged(temporary: Path) -> list[Path]:
 
 
 def killed(working: subprocess.Popen[str], temporary: Path) -> list[Path]:
-    """Kill the process, and return what it leaves once no program holds it: one that it was just starting may hold it
-    for a moment."""
+    """Kill the process, and return the files that it leaves as soon as no program uses them: a program that the process
+    was just starting may use them for a moment."""
     working.kill()
     working.wait(60)
     left, end = aged(temporary), time.monotonic() + 30
@@ -109,7 +109,7 @@ def test_files_in_use_or_of_others_stay(working: subprocess.Popen[str], temporar
 def test_one_that_is_swept_before_it_is_locked_is_made_again(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
-    """A folder that was just created cannot be distinguished from one that a killed process left."""
+    """A folder that was just created cannot be distinguished from a folder that a killed process left."""
     place, lock = temporary if inside else None, fcntl.flock
     names: list[str] = []
 

@@ -100,7 +100,7 @@ def test_a_row_of_its_neighbour_leaves_the_floor(dtype: torch.dtype, which: int)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_way_back_that_forgets_the_rows_sum_leaves_the_floor(dtype: torch.dtype) -> None:
-    """With V = 1, the right gradients of q and k are 0, and those without the sum of the row are not."""
+    """With V = 1, the right gradients of q and k are 0, and gradients computed without the sum of the row are not 0."""
     case = GradientCase(dtype, 1, LENGTH, LENGTH, DEPTH)
     given, known = gradient_inputs(case), exact_gradients(case, gradient_inputs(case))
     constant = PROBLEMS.index("V=1")

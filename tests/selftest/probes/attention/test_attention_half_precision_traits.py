@@ -83,7 +83,7 @@ def test_right_attention_has_no_traits(late: bool) -> None:
 
 @pytest.mark.parametrize(("late", "unscaled"), [(True, False), (False, True)])
 def test_scores_that_are_kept_in_float16_need_an_upcast(late: bool, unscaled: bool) -> None:
-    """The math path before torch 2.5 kept scores in float16. It scaled q and k first, so only large scores
+    """The math path before torch 2.5 kept scores in float16. That path scaled q and k first, so only large scores
     overflowed."""
     found = reported_traits(Attention(range=torch.float16, late=late))
     assert found["right_beyond_fp16"] == {key: {"unscaled": unscaled, "scaled": False} for key in ("fp16", "bf16")}

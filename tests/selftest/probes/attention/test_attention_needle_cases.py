@@ -70,7 +70,8 @@ def test_scores_are_small_or_lost(case: NeedleCase) -> None:
 
 @pytest.mark.parametrize("case", EVERY + LONG, ids=lambda case: case.name)
 def test_a_key_left_out_is_seen(case: NeedleCase) -> None:
-    """If any one key is left out, an output exceeds the tolerance of bfloat16; with a single query, of float16."""
+    """If any single key is left out, the error of an output exceeds the tolerance of bfloat16; with a single query, the
+    tolerance of float16."""
     given = make_needle(case)
     found = scores(case, given, given.q.double(), given.k.double())
     dtype = torch.float16 if case.queries == 1 else torch.bfloat16

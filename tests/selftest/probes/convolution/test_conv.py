@@ -135,7 +135,7 @@ def winograd(tile: int) -> Kernel:
 
 def split(slices: int) -> Kernel:
     """Compute right split-K convolutions: the sum of each slice is rounded to half precision, and the slices are added
-    in it."""
+    in half precision."""
 
     def convolve(x: torch.Tensor, w: torch.Tensor, bias: None, *rest: int) -> torch.Tensor:
         parts = zip(x.float().chunk(slices, 1), w.float().chunk(slices, 1), strict=True)

@@ -112,7 +112,7 @@ def cut(kernel: Kernel) -> Kernel:
 
 
 def packed(kernel: Kernel) -> Kernel:
-    """Read an input that does not begin at the start of its buffer as if it did and were contiguous."""
+    """Read an input that does not begin at the start of its buffer as if it began there and were contiguous."""
     return lambda x, *rest: kernel(
         x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), 0) if x.storage_offset() else x, *rest
     )

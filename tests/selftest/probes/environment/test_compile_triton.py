@@ -89,7 +89,7 @@ def test_the_line_with_the_error_is_found(text: str, line: str) -> None:
 
 
 def test_the_kernel_is_python_and_is_loaded_from_a_file(tmp_path: Path) -> None:
-    """Whether it runs can be tested only with Triton."""
+    """Whether the kernel runs can be tested only with Triton."""
     ast.parse(compile_triton.KERNEL)
     pytest.importorskip("triton")
     assert hasattr(compile_triton.load_kernel(tmp_path), "scale")

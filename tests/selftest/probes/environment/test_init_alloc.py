@@ -25,8 +25,8 @@ FREE = 64 << 20
 
 
 def test_every_process_gets_the_same_share_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes share a GPU's memory, so a process that measures late must not see the memory used by the
-    others."""
+    """The processes share a GPU's memory, so a process that measures late must not count the memory that the other
+    processes use."""
     card, empty = mmap.mmap(-1, 8), torch.empty
     card[:] = struct.pack("q", FREE)
 

@@ -110,7 +110,7 @@ def test_a_wrong_element_of_the_exact_product_is_found_by_its_row(monkeypatch: p
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32])
 def test_a_changed_bit_is_found_where_it_is(dtype: torch.dtype) -> None:
-    """This holds for every bit; -0.0 and 0.0 count as different, too."""
+    """A change of any bit is found; -0.0 and 0.0 count as different, too."""
     stove = burn.Stove(torch.device("cpu"), 16)
     (precision,) = burn.precisions((0, 0))[:1]
     stove.first[precision] = torch.arange(256).reshape(16, 16).to(dtype)

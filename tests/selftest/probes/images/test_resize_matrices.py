@@ -123,7 +123,7 @@ def test_an_element_just_beyond_the_taps_is_within_the_tolerance_and_one_further
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_linear_weights_that_are_rounded_to_the_dtype_are_within_the_tolerance(dtype: torch.dtype) -> None:
-    """The large elements have the small weights, so that the roundings of the terms alone do not explain the error."""
+    """The large elements have the small weights, so that the error is larger than the rounding errors of the terms."""
     out = 178
     side = resize_matrices.linear_side(65, out, resize_matrices.scale_of(65, out, is_aligned=True), is_aligned=True)
     x = torch.where(torch.arange(65) % 2 == 0, 9.0, 1.0).to(torch.float64).view(1, 1, -1)

@@ -38,7 +38,7 @@ def first_larger(kernel: Kernel) -> Kernel:
 
 
 def smallest_twice(kernel: Kernel) -> Kernel:
-    """The last value repeats the one before it."""
+    """The last value is a copy of the value before it."""
     return lambda *given, **options: (lambda x: torch.cat((x[..., :-1], x[..., -2:-1]), -1))(kernel(*given, **options))
 
 

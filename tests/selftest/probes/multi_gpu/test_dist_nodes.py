@@ -22,7 +22,8 @@ STAGES = 4  # of three machines, each with a port of its own
 
 
 def free_ports() -> int:
-    """Return the first of STAGES free ports in a row. They are below those that the system gives to other processes."""
+    """Return the first of STAGES free ports in a row. These ports are below the range from which the system gives ports
+    to other processes."""
     for first in random.sample(range(20000, 32000, STAGES), 100):
         with ExitStack() as stack:
             try:
@@ -36,7 +37,7 @@ def free_ports() -> int:
 
 def together(folder: Path, *machines: Mapping[str, str], size: int = 2, **fields: object) -> list[Frame]:
     """Run dist.nodes on several machines, and return the report of each. `machines`: environment variables of each
-    machine, which override the ones that it needs."""
+    machine, which override the variables that it needs."""
     meeting = f"127.0.0.1:{free_ports()}"
     document = job(probes=["dist.nodes"], require=["dist.nodes"], threads=1, expect={"nodes": size}, **fields)
     started = []

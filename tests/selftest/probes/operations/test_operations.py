@@ -82,8 +82,8 @@ def sampled(operation: Operation, seed: int) -> Iterator[Case]:
 
 
 def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
-    """Return the input with one element changed: negated; or increased by one if it is 0 or only copied; moved past all
-    others if the order counts; or a different index."""
+    """Return the input with one element changed: the element is negated, or increased by one if it is 0 or only copied,
+    or moved past all other elements if the order counts, or replaced by a different index."""
     values = case.given[index]
     flat = values.flatten()
     value = flat[position]
@@ -109,7 +109,7 @@ def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
 
 
 def positions(case: Case, index: int, count: int) -> list[int]:
-    """Return positions of an input that are spread over all of it; in OF_TARGETS, those of targets."""
+    """Return positions of an input that are spread over the whole input; in OF_TARGETS, the positions of targets."""
     values = case.given[index]
     if case.name.startswith(OF_TARGETS) and index in (0, 2) and values.dim() == (1 if index else 2):
         targets = case.given[1].tolist()

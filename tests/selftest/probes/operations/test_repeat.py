@@ -35,7 +35,7 @@ def late(kernel: Kernel) -> Kernel:
 
 
 def stale(kernel: Kernel) -> Kernel:
-    """Cache the weight by its address in memory, and never read it again."""
+    """Cache the weight by its address in memory, and never read the weight again."""
     kept: dict[int, torch.Tensor] = {}
     return lambda x, w, b: kernel(x, kept.setdefault(w.data_ptr(), w.clone()), b)
 
@@ -125,7 +125,7 @@ def test_right_operations_pass() -> None:
 def test_the_documents_state_the_calls_without_the_second_thread(
     level: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six modes on a CPU, one of them autocast, which only some operations have."""
+    """There are six modes on a CPU. One of the six is autocast, which only some operations have."""
     made = {True: 0, False: 0}
     for autocast in made:
         counted = repeat.Calls(torch.device("cpu"), repeat_cases.repeated_operations())

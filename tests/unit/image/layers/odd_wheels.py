@@ -45,8 +45,8 @@ def odd_wheel(
     record_mode: int = 0o100644,
     metadata: str = "",
 ) -> Path:
-    """Write NAME-1.0-py3-none-any.whl. `record`: the whole RECORD; else one with a row for each file that is not in
-    `unlisted`, and `more_rows`. `inner`: another name of the .dist-info folder."""
+    """Write NAME-1.0-py3-none-any.whl. `record`: the whole RECORD; None: a RECORD with a row for each file that is not
+    in `unlisted`, and with `more_rows`. `inner`: another name of the .dist-info folder."""
     info = f"{inner or f'{name}-1.0'}.dist-info"
     items = {path: value if isinstance(value, Item) else Item(value) for path, value in files.items()}
     items[f"{info}/METADATA"] = Item(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{metadata}".encode())

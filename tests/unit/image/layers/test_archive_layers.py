@@ -66,7 +66,7 @@ def test_the_layer_has_what_the_unpacker_makes(tmp_path: Path, kind: str, member
 
 
 def test_the_folder_may_be_another_one(tmp_path: Path) -> None:
-    """It is the folder to which the links of a base image lead."""
+    """The other folder is the one to which the links of a base image lead."""
     sha256 = write_tar(tmp_path / "archive", TOOLKIT_MEMBERS)
     plain, moved = (ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256, folder=name) for name in ("", "/srv/cuda-12.6"))
     one, two = unpacked(packed(plain), tmp_path / "one"), unpacked(packed(moved), tmp_path / "two")

@@ -123,7 +123,7 @@ def test_a_part_of_a_longer_text_is_not_the_version() -> None:
 
 @pytest.mark.slow
 def test_the_version_of_the_python_of_this_test_is_found() -> None:
-    """It is found in the real file of this Python, or in its library."""
+    """The version is found in the real file of this Python, or in the library of this Python."""
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
     real = Path(sys.executable).resolve()
     entries: dict[str, Entry] = {f"usr/bin/python{minor}": real.read_bytes()}
@@ -163,7 +163,7 @@ def test_files_that_a_layer_removed_are_not_found() -> None:
 
 
 def test_templates_that_are_too_large_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer may have many large ones, which need little space in its blob."""
+    """A layer may have many large templates, which need little space in the blob of the layer."""
     monkeypatch.setattr(base_image_contents, "_LARGEST_TEMPLATE", len(ACTIVATE))
     large: dict[str, Entry] = {"usr/lib/python3.11/venv/scripts/posix/activate.fish": ACTIVATE + b"\n"}
     assert contents({**debian(), **large}).templates.keys() == {"activate", "activate.csh"}
@@ -380,8 +380,8 @@ def test_deep_paths_and_long_links_end() -> None:
 
 
 def test_folders_with_another_mode_or_owner_are_noted() -> None:
-    """They are the folders that a layer of envbuild would list, except missing ones and those with mode 0755 of
-    root."""
+    """Noted are the folders that a layer of envbuild would list, except missing folders and folders with mode 0755 and
+    owner root."""
     mine, shared = FolderOwnership(0o700, 1000, 1001), FolderOwnership(0o2775, 0, 50)
     sticky = FolderOwnership(0o1777, 2**32 - 2, 0)
     below: dict[str, Entry] = {

@@ -92,7 +92,7 @@ def test_a_file_that_ends_too_early_is_removed(tmp_path: Path, pack: Callable[[b
     [gzip.compress(TAR + b"x"), gzip.compress(TAR)[:-1], gzip.compress(TAR) + b"x", zstandard.compress(TAR)[:-1], b""],
 )
 def test_a_blob_that_is_not_the_tar_of_the_configuration_is_refused(tmp_path: Path, blob: bytes) -> None:
-    """The file is as in the registry, so it stays."""
+    """The file is the same as in the registry, so the file is kept."""
     recipe = blob_layer(tmp_path, blob)
     with pytest.raises(BuildError, match="does not match its configuration"):
         written(recipe)
@@ -130,7 +130,7 @@ def test_the_virtual_environment_has_the_files_of_any_other() -> None:
 
 
 def test_a_base_image_like_our_own_base_gets_the_same_layer(tmp_path: Path) -> None:
-    """It is the layer that a tar of Debian with the same Python gets."""
+    """The layer is the same as on a tar of Debian with the same Python."""
     tar = tmp_path / f"{sha('base')}.tar"
     tar.write_bytes(tar_of({path: entry for path, entry in debian().items() if entry is not None}))
     tar.with_suffix(".sha256").write_text(sha256_of(tar), encoding="utf-8")

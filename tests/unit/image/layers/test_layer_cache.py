@@ -199,7 +199,8 @@ write_blob(recipe, Path(folder))
 
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
-    """It is killed at 12 moments of a run. Remaining files are complete, and the next run removes temporary ones."""
+    """The writer is killed at 12 moments of a run. Remaining files are complete, and the next run removes temporary
+    files."""
     wheel = of_layer(odd_wheel(tmp_path, {f"odd/{number}": os.urandom(200_000) for number in range(40)}))
     recipe, blobs = WheelLayer("3.11", (wheel,)), tmp_path / "blobs"
     command = [sys.executable, "-c", _WRITER, str(wheel.file), wheel.sha256, str(blobs)]

@@ -205,7 +205,8 @@ def test_every_member_is_inflated_once(wheel: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_member(tmp_path: Path) -> None:
-    """It has 300 MB of zeros, and 60 MB that are stored uncompressed; the limit is 64 MB above Python's own use."""
+    """The members are 300 MB of zeros, and 60 MB that are stored uncompressed; the limit is 64 MB above Python's own
+    use."""
     wheel = odd_wheel(tmp_path, {"odd/zeros": bytes(300 << 20), "odd/stored": Item(bytes(60 << 20), method=STORED)})
     code = _ELSEWHERE.replace(
         "with open_wheel",

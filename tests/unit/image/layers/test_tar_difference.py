@@ -37,7 +37,7 @@ Tree = Mapping[str, Node]
 
 def write(file: Path, tree: Tree) -> Path:
     """Write a tree as mmdebstrap writes a base: sorted, and with names that begin with "./". The first name of a group
-    is a file, the others are hard links to it."""
+    is a file, the other names are hard links to this file."""
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
         for path, node in sorted({"": Node(FOLDER, mode=0o755), **tree}.items()):
             member = tarfile.TarInfo(f"./{path}")

@@ -259,7 +259,7 @@ def test_a_mutated_wheel_gives_uvs_tree_or_a_refusal(tmp_path: Path, oracle: UvO
     [("crc", "a wrong CRC"), ("size", "a larger size"), ("end", "data after the stream")],
 )
 def test_without_its_check_a_hostile_zip_is_read(check: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hostile zip has only this fault, so no other check refuses it."""
+    """The hostile zip has only the fault that this check detects, so no other check refuses the zip."""
     raw = HOSTILE[case][0]()
 
     def unchecked(self: WheelReader, member: WheelMember) -> object:

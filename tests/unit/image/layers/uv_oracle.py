@@ -70,7 +70,7 @@ class UvOracle:
         return found
 
     def written(self, wheel: Path) -> Tree:
-        """Write a layer for the same environment, and read it. Raises WheelRefused."""
+        """Write a layer for the same environment, and read this layer. Raises WheelRefused."""
         packed = io.BytesIO()
         with open_wheel(wheel) as reader:
             write_layer(installed_files(reader, PYTHON, str(self.environment)), packed.write)

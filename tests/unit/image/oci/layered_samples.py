@@ -13,7 +13,7 @@ from unit.support import sha
 
 @dataclass
 class SampleRecipe:
-    """A layer with one file. `error`: raised after the first block; `written`: how often it was written."""
+    """A layer with one file. `error`: raised after the first block; `written`: how often the layer was written."""
 
     name: str
     content: bytes

@@ -63,7 +63,8 @@ def gets(registry: Registry) -> list[str]:
 def index(
     registry: Registry, *platforms: dict[str, Any] | None, image: PushedBase = BASE, media: str = oci_types.INDEX
 ) -> str:
-    """Put an index into the registry: `image` for the first platform, others for the rest; return its name."""
+    """Put an index into the registry: `image` for the first platform, other images for the other platforms. Return the
+    name of the index."""
     items = []
     for number, platform in enumerate(platforms):
         other = PushedBase([{"number": str(number).encode()}])
@@ -211,7 +212,7 @@ def test_a_part_that_the_registry_lacks_is_an_error_of_the_network(registry: Reg
 
 @pytest.mark.parametrize("code", [403, 429])
 def test_the_message_of_the_registry_is_shown(registry: Registry, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Such as the one of a limit of downloads, after which a login is of no use."""
+    """For example, the message that a limit of downloads is reached, which a login does not change."""
     reference = BASE.reference(registry)
     body = b'{"errors": [{"code": "TOOMANYREQUESTS", "message": "You have reached your pull rate limit"}]}'
     registry.lies[f"/v2/team/base/manifests/{reference.partition('@')[2]}"] = (code, {}, body)
@@ -368,7 +369,8 @@ def test_an_interrupted_response_is_resumed(registry: Registry, one_layer: str, 
 def test_only_failures_in_a_row_end_a_download(
     registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long download may be interrupted often. A block that arrives ends a row of failures, less than one does not."""
+    """A long download may be interrupted often. A complete block that arrives ends a row of failures; less than a block
+    does not."""
     base_image_download.download_base_manifest(one_layer, PLATFORM)
     waited: list[float] = []
     monkeypatch.setattr(registry_client, "_PAUSES", (0.001, 0.002, 0.003))
@@ -389,7 +391,8 @@ def test_only_failures_in_a_row_end_a_download(
 def test_a_registry_that_is_gone_for_a_while_is_waited_for_during_a_download(
     registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch, arrived: bool
 ) -> None:
-    """Only after it has sent something: otherwise its address may be wrong."""
+    """envbuild waits only if the registry has sent something before: otherwise the address of the registry may be
+    wrong."""
     base_image_download.download_base_manifest(one_layer, PLATFORM)
     whole, answers = Repository._get, iter([True, False, False] if arrived else [False])
 
@@ -509,7 +512,7 @@ def test_a_layer_that_is_smaller_than_in_the_manifest_is_an_error(
 def test_a_response_that_is_only_too_short_is_resumed(
     registry: Registry, one_layer: str, no_pauses: None, ranges: bool
 ) -> None:
-    """Nothing shows that it is not complete. Without range requests the part is kept."""
+    """Nothing in the response shows that it is incomplete. If the registry has no range requests, the part is kept."""
     base_image_download.download_base_manifest(one_layer, PLATFORM)
     registry.part_limit, registry.ranges = 90_000, ranges
     if ranges:
@@ -548,7 +551,8 @@ def test_a_failure_ends_the_other_downloads(registry: Registry, monkeypatch: pyt
 def test_a_download_also_stops_before_its_first_new_byte(
     registry: Registry, one_layer: str, no_pauses: None, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
-    """While ten blocks of the part are hashed, and while they are dropped from the response."""
+    """The download stops while ten blocks of the part are hashed, and while these blocks are skipped in the
+    response."""
     base_image_download.download_base_manifest(one_layer, PLATFORM)
     image = base_image_download.read_base_image(one_layer, PLATFORM)
     assert image
@@ -566,7 +570,8 @@ def test_a_download_also_stops_before_its_first_new_byte(
 
 
 def test_an_interruption_leaves_only_parts(registry: Registry) -> None:
-    """An exception in one thread, as Ctrl-C in the main one, ends the other downloads."""
+    """An exception in one thread, for example after Ctrl-C in the main thread, ends the downloads of the other
+    threads."""
     reference = LARGE.reference(registry)
 
     def stop(title: str, count: int) -> None:

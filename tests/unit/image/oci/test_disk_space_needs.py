@@ -105,8 +105,8 @@ def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: P
 def test_the_layers_of_a_base_image_count_once_their_sizes_are_known(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their blobs until they were read, and by their tars afterwards. The engine's disk needs them, not only the
-    cache."""
+    """The layers count with the sizes of their blobs until they were read, and with the sizes of their tars afterwards.
+    They need space on the engine's disk, not only in the cache."""
     base, plain = (
         PushedBase([debian(), {"srv/data": bytes(5_000_000)}]),
         PushedBase([debian()], media_type=oci_types.LAYER_TAR, pack=bytes),

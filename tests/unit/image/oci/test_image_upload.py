@@ -129,7 +129,8 @@ def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
 
 @dataclass
 class LongRecipe:
-    """A layer of 300 blocks, each 10 ms after the other. `begun`: set after the first; `written`: their number."""
+    """A layer of 300 blocks, each 10 ms after the other. `begun`: set after the first block; `written`: the number of
+    written blocks."""
 
     begun: threading.Event
     written: int = 0
@@ -147,7 +148,7 @@ class LongRecipe:
 
 @dataclass
 class FailingRecipe(LongRecipe):
-    """A layer that cannot be written, after the other has begun."""
+    """A layer whose writing fails after the other layer has begun."""
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         assert self.begun.wait(30)

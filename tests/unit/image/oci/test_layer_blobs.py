@@ -72,7 +72,7 @@ def test_an_error_of_the_writer_reaches_the_reader() -> None:
 
 
 class Slow(SampleRecipe):
-    """Writes until it is stopped."""
+    """A recipe that writes until it is stopped."""
 
     def write(self, packed: object, plain: object) -> WrittenLayer:
         assert callable(packed)

@@ -65,7 +65,7 @@ def test_an_image_that_is_made_in_another_way_today_is_older(locked: Lock, monke
 
 
 def test_an_image_is_of_the_wheels_that_its_record_names(project: Path) -> None:
-    """This holds even if the wheels are not in the cache any more."""
+    """The image is found even if the wheels are not in the cache any more."""
     kernels = {"name": "kernels", "git": "https://git.example/k", "commit": "c" * 40, "modules": ["k"]}
     card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels], "toolchain": {"sha256": "a" * 64}}
     lock = whole_lock(plan_of(project, card))
@@ -172,7 +172,7 @@ def test_a_build_record_with_unknown_keys_is_ignored(locked: Lock) -> None:
 
 
 def test_a_record_of_an_older_envbuild_is_read(locked: Lock) -> None:
-    """It has no digest of the manifest."""
+    """Such a record has no digest of the manifest."""
     record(locked, image_of(), recipe="older")
     (file,) = user_folders.state_folder("builds").iterdir()
     data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

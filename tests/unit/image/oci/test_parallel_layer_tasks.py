@@ -24,8 +24,8 @@ def test_the_results_are_in_the_order_of_the_items() -> None:
 
 
 def test_the_first_error_ends_running_tasks_and_starts_few_others() -> None:
-    """Four tasks run: one fails after the other three have started, and these end at their next check. Its thread may
-    begin one more task before the signal is set."""
+    """Four tasks run: one fails after the other three have started, and these three end at their next check. The thread
+    of the failed task may begin one more task before the signal is set."""
     all_run, started, ended = threading.Barrier(4), list[int](), list[int]()
 
     def task(item: int, stop: StopSignal) -> None:

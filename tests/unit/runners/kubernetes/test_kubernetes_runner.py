@@ -98,8 +98,8 @@ def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -
 
 
 def test_the_config_map_belongs_to_the_job(place: Place) -> None:
-    """It belongs to the Job from its creation on, so that both are removed if envbuild is gone: the cluster removes a
-    finished Job, and what belongs to it."""
+    """The ConfigMap belongs to the Job from its creation on, so that both are removed if envbuild is gone: the cluster
+    removes a finished Job with everything that belongs to the Job."""
     place.server.refuse = {("DELETE", "/"): (403, "may not delete")}
     place.run()
     (config,) = [one for key, one in place.server.stored.items() if key.startswith("configmaps")]
@@ -358,7 +358,7 @@ def test_too_little_memory_is_reported(place: Place) -> None:
 
 
 def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
-    """The wrapper in the pod stops it; if that fails, the node does after the deadline."""
+    """The wrapper in the pod stops the self-test; if that fails, the node stops the pod after the deadline."""
     job = dataclasses.replace(JOB, limits=Limits(1 << 30, 12))
     late = ended(137)
     late["status"]["reason"] = "DeadlineExceeded"
@@ -499,7 +499,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_t
 
 @pytest.mark.parametrize("there", [False, True], ids=["gone", "another"])
 def test_a_job_that_the_cluster_forgot_is_lost(place: Place, there: bool) -> None:
-    """This holds also if another user has created a new Job with its name."""
+    """The Job is lost even if another user has created a new Job with its name."""
 
     def gone(line: bytes) -> None:
         raise HungUp
@@ -517,7 +517,7 @@ def test_a_job_that_the_cluster_forgot_is_lost(place: Place, there: bool) -> Non
 
 
 def test_a_pod_that_the_cluster_restarts_is_not_the_deleted_one(place: Place) -> None:
-    """Before 1.26, a Job may create another pod for one that was deleted before it had failed."""
+    """Before 1.26, a Job may create another pod in place of a pod that was deleted before that pod had failed."""
     other = ended(0)
     other["metadata"] = {**other["metadata"], "name": "pod-2"}
     place.server.pods = [running(), other]

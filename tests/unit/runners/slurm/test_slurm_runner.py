@@ -325,7 +325,7 @@ def test_a_node_without_the_program_is_reported_without_blaming_the_image(
 
 
 def test_the_error_of_the_nodes_engine_is_reported(stub: Stub) -> None:
-    """It is reported even if the engine does not answer."""
+    """The error is reported even if the engine does not answer."""
     (stub.folder / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2; exit 1\n")
     assert "Cannot connect to the Docker daemon" in str(fails(stub, EngineError).hint)
 
@@ -354,7 +354,7 @@ def test_too_little_memory_and_too_much_output_are_reported(stub: Stub, monkeypa
 
 
 def test_a_rejection_by_slurm_is_reported_in_its_words(stub: Stub) -> None:
-    """Without a message that the job cannot be cancelled: no job exists. If sbatch timed out, one may exist."""
+    """No message says that the job cannot be cancelled, because no job exists. If sbatch timed out, a job may exist."""
     (stub.folder / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n", encoding="utf-8")
     stub.say(refuse="Invalid account")
     error = fails(stub)
@@ -476,7 +476,7 @@ def test_the_description_of_a_job(text: str, sentence: str) -> None:
      ("COMPLETED", True), ("FAILED", True), ("CANCELLED", True), ("BOOT_FAIL", True), ("REVOKED", True)],
 )  # fmt: skip
 def test_a_job_is_over_only_if_slurm_reports_it(state: str, over: bool) -> None:
-    """Removing the files of a running job would end it; its nodes may take minutes to boot."""
+    """To remove the files of a running job would end the job. The nodes of a job may take minutes to boot."""
     found = slurm_job_states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
     assert found and found.over is over
 
@@ -589,7 +589,8 @@ def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
 
 
 def test_a_job_on_two_nodes_ends_if_its_envbuild_is_gone(stub: Stub) -> None:
-    """It cannot be resumed: the first run, with whose result it would be combined, is lost with the process."""
+    """The job cannot be resumed: its result would be combined with that of the first run, which is lost with the
+    process."""
 
     def gone(text: str) -> None:
         if "is submitted" in text:
