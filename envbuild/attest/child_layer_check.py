@@ -140,7 +140,7 @@ class _Watch:
             self._loaded(path, content)
 
     def _over(self, path: PurePosixPath, verb: str) -> None:
-        """Note the path if it belongs to the verified layers. `verb`: what the child image's layer does to it."""
+        """Note the path if it belongs to the verified layers. `verb`: what the child image's layer does to the file."""
         if str(path) in self._parents:
             return self._note("replaced", f"a layer of the child image {verb} {self._parents[str(path)]}", str(path))
         for part in (path, *path.parents):

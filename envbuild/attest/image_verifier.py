@@ -358,8 +358,9 @@ def _newer(believed: Trusted) -> list[Reason]:
 
 
 def _base_reference(named: Reference, config: Config) -> Reference:
-    """Return the base image to compare with. If `named` has no tag or digest, it is the image in that repository whose
-    tag is the lock in the child's labels. Raises Refusal if the child has no such label, or no image has that tag."""
+    """Return the base image to compare with. If `named` has no tag or digest, the base is the image in that repository
+    whose tag is the lock in the child's labels. Raises Refusal if the child has no such label, or no image has that
+    tag."""
     if named.tag or named.digest:
         return named
     lock = config.labels.get(LOCK_LABEL, "")

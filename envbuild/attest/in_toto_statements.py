@@ -153,7 +153,7 @@ def _test_predicate(record: RunRecord, raw: bytes) -> dict[str, object]:
 
 def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
     """Return the enclosed run record, with its sha256 (hex) first. Raises Refusal if the record is invalid, or if the
-    other fields of the predicate do not match it."""
+    other fields of the predicate do not match the record."""
     try:
         found = _TestResult.model_validate(predicate).configuration
     except ValueError:

@@ -179,7 +179,8 @@ _PROMPT = "passphrase of the signing key: "
 
 
 def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
-    """Load a private key. `secret`: its passphrase. If it is None and the key is encrypted, `passphrase()` provides it.
+    """Load a private key. `secret`: its passphrase. If `secret` is None and the key is encrypted, `passphrase()`
+    provides it.
 
     Raises FileError unless `pem` is an ECDSA P-256 private key and the passphrase decrypts it.
     """

@@ -57,9 +57,9 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Policy:
-    """A site's policy. `gpus`: GPU models, as ids of the facts database or as names that it does not contain; if empty,
-    the models of the image's profile. `lock`: prefix of the lock's id. `copies`: repositories that the image may have
-    been pushed to instead of the one that serves it. `forbid_in_child`: keys of an image's configuration."""
+    """A site's policy. `gpus`: GPU models, as ids of the facts database or as names that the database does not contain;
+    if empty, the models of the image's profile. `lock`: prefix of the lock's id. `copies`: repositories that the image
+    may have been pushed to instead of the one that serves it. `forbid_in_child`: keys of an image's configuration."""
 
     keys: tuple[PublicKey, ...] = ()
     gpus: tuple[str, ...] = ()

@@ -162,7 +162,7 @@ def _missing_in_list(reader: _Reader, repository: TaggedSource, target: str, man
 
 
 def _own_tags(repository: TaggedSource, tag: str, listed: Sequence[Mapping[str, object]]) -> list[str | Refusal]:
-    """The tags of single statements of the list at `tag` that are missing in it, and refusals. `listed`: the
+    """The tags of single statements of the list at `tag` that are missing in the list, and refusals. `listed`: the
     descriptors in the list."""
     own = re.compile(rf"{re.escape(tag)}-([0-9a-f]{{16}})")
     known = {str(item.get("digest"))[7:23] for item in listed}
@@ -338,8 +338,8 @@ class _Reader:
 
     def unlisted_bundles(self, digest: str) -> Layers:
         """Return the envelopes in bundles that have a tag of their own and are missing in the list under the fallback
-        tag, as `bundles` does. Empty if that list does not exist: then the registry lists referrers
-        itself, or it has none."""
+        tag, as `bundles` does. Empty if that list does not exist: then the registry lists referrers itself, or the
+        manifest has no referrers."""
         repository, tag = self._repository, oci_types.fallback_tag(digest)
         if not isinstance(repository, Repository):
             return []  # a file, which only one process writes

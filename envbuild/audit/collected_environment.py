@@ -96,13 +96,13 @@ class HeldStartupFile(_Model):
 
     @property
     def file(self) -> str:
-        """Its path relative to the package folder that contains it."""
+        """The path of the file, relative to the package folder that contains the file."""
         return re.split(r"/(?:site|dist)-packages/", self.path)[-1]
 
 
 class Altered(_Model):
-    """A file that differs from the one that its distribution (`owner`, name==version) installed. `by`: whether it was
-    compared with the wheel or with RECORD. `sha256`: None if the file is missing."""
+    """A file that differs from the one that its distribution (`owner`, name==version) installed. `by`: whether the file
+    was compared with the wheel or with RECORD. `sha256`: None if the file is missing."""
 
     path: Text
     owner: Word

@@ -438,7 +438,7 @@ def _is_foreign(copy: Copy) -> bool:
 
 def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """Return a pip or uv command for each list of `requirements`, and a command that sets each variable in `env`. For
-    an image they are lines of a Dockerfile."""
+    an image, the commands are lines of a Dockerfile."""
     python = held.python.executable
     pip = [python, "-m", "pip", "install"] if "pip" in held.installed else ["uv", "pip", "install", "--python", python]
     commands = [f"{'RUN ' if image else ''}{shlex.join([*pip, *words])}" for words in requirements]

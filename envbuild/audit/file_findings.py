@@ -19,8 +19,8 @@ def file_findings(
     held: Holdings, accepted: Mapping[StartupFile, str], *, built: bool, strict: bool
 ) -> Iterator[Finding]:
     """Yield all findings about files. `accepted`: startup files that the profile accepts, with the reason. `built`:
-    whether it is an image built from a lock, which must contain no other files. `strict`: False for a developer's own
-    environment, in which files may have been edited."""
+    whether the files are those of an image built from a lock, which must contain no other files. `strict`: False for a
+    developer's own environment, in which files may have been edited."""
     yield from _startup(held, accepted, "refuse" if strict else "warn")
     yield from _altered(held, built, "defect" if strict else "warn")
     if built and held.unrecorded:

@@ -55,8 +55,9 @@ def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -
 
 
 def _python(held: Holdings, release: TorchRelease | None, kind: str) -> Iterator[str]:
-    """Choose the Debian suite with the environment's Python version. If this torch has no wheel for it, or no suite has
-    it, choose the suite with the closest Python version for which this torch has a wheel."""
+    """Choose the Debian suite with the environment's Python version. If this torch has no wheel for that Python
+    version, or no suite has that version, choose the suite with the closest Python version for which this torch has a
+    wheel."""
     python = ".".join(held.python.version.split(".")[:2])
     fits = [suite for suite in database.suites().values() if release is None or suite.python in release.pythons]
     suite = min(fits or database.suites().values(), key=lambda suite: _distance(suite.python, python))

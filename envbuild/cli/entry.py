@@ -109,7 +109,7 @@ class _Lazy(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command. A reader such as `head` may close stdout early: the command does not fail. If the reader of
-        stderr closes it, the command stops."""
+        stderr closes stderr, the command stops."""
         try:
             return super().invoke(context)
         except BrokenPipeError:

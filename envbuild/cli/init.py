@@ -84,8 +84,8 @@ def _written(file: Path, as_json: bool) -> None:
 
 
 def _gpu(name: str) -> str:
-    """Return the id of the GPU that `name` means, if it has no profile. Raises an error with the reason if it has one,
-    or if `name` is not a GPU."""
+    """Return the id of the GPU that `name` means, if that GPU has no profile. Raises an error with the reason if the
+    GPU has a profile, or if `name` is not a GPU."""
     try:
         there = profile_and_lock_name_lookup.meant(name)
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:

@@ -29,7 +29,7 @@ def result_line(result: ProbeResult) -> str:
 
 def result_lines(result: ProbeResult, verbose: bool) -> list[str]:
     """Return the line of a probe. If it failed, also return its details and the output of its script. `verbose`: return
-    the output even if it did not fail."""
+    the output even if the probe did not fail."""
     failed = result.status == "failed"
     detail = textwrap.indent(result.detail.rstrip(), "    ").splitlines() if failed and result.detail else []
     return [result_line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]

@@ -289,7 +289,7 @@ def _unlocked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict
 
 
 def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, bool]:
-    """Return the profile, and whether its file is missing. For a GPU without a profile, it is the profile that
+    """Return the profile, and whether its file is missing. For a GPU without a profile, return the profile that
     `envbuild init` would write."""
     try:
         return profile_reader_and_overrides.load(name, pins), False

@@ -128,7 +128,7 @@ def _size(need: Need) -> int:
 
 def _short(disks: Sequence[Disk], need: Need) -> Disk | None:
     """Returns the first disk without enough space for what the build writes to it; None if all have enough. If the
-    cache and the engine are on the same disk, it needs space for both."""
+    cache and the engine are on the same disk, that disk needs space for both."""
     shares = {"cache": need.fetched or 0, "engine": need.built or 0}
     for item in disks:
         if item.free < sum(shares[other.role] for other in disks if other.device == item.device):

@@ -17,7 +17,8 @@ from envbuild.util.json_output_types import Digest
 @dataclass(frozen=True)
 class Versions:
     """The document of `--version`. `packages`: those that envbuild needs, null if not installed. `facts`, `selftest`:
-    digests of the facts and of the self-test's code. It contains no paths, and no names of people or machines."""
+    digests of the facts and of the self-test's code. The document contains no paths, and no names of people or
+    machines."""
 
     envbuild: str
     python: str

@@ -18,7 +18,7 @@ DRAIN = "drain the GPU and reset it (nvidia-smi --gpu-reset)"
 
 
 def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """Yield all checks of the driver and the GPUs. They are skipped on a machine without GPUs."""
+    """Yield all checks of the driver and the GPUs. These checks are skipped on a machine without GPUs."""
     checks: dict[str, Callable[[], Check]] = {
         "gpu.driver": lambda: check_driver(host, needs),
         "gpu.answers": lambda: check_answers(host),

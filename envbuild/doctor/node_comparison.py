@@ -102,8 +102,8 @@ def parse(name: str, text: str | bytes) -> Node:
 
 @dataclass(frozen=True)
 class _Trait:
-    """A property that should be equal on all nodes. `severity`: the status of the check if it differs. `tell`: returns
-    a node's value, or None if the node does not report one."""
+    """A property that should be equal on all nodes. `severity`: the status of the check if the property differs.
+    `tell`: returns a node's value, or None if the node does not report one."""
 
     id: str
     severity: Status

@@ -179,8 +179,8 @@ def subject_name(record: RunRecord) -> str:
 
 
 def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[str, object]:
-    """Return the predicate of a test result. It does not list skipped probes. `described`: the resource descriptor of
-    the record."""
+    """Return the predicate of a test result. The predicate does not list skipped probes. `described`: the resource
+    descriptor of the record."""
     model, own = model_of(record), record.selftest.own
     passed, failed = ([f"{model}/{name}" for name in record.by_status(status)] for status in ("passed", "failed"))
     return {
@@ -198,7 +198,7 @@ def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[s
 
 def save(record: RunRecord, where: RunLocation | None = None) -> Path:
     """Write the record, then the statement that refers to it, and return the statement's path. `where`: all data that a
-    cluster's runner reported about the run. It is written to a third file, which no code reads."""
+    cluster's runner reported about the run. These data are written to a third file, which no code reads."""
     text = record.encoded
     digest = hashlib.sha256(text.encode()).hexdigest()
     folder = _folder(record.subject)

@@ -143,8 +143,8 @@ def _proof(model: str, path: Path, record: RunRecord) -> Proof:
 
 
 def untested(model: str) -> Proof:
-    """Return the result for a GPU model without evidence. For an unknown model, it suggests known models with a similar
-    name."""
+    """Return the result for a GPU model without evidence. For an unknown model, the result suggests known models with a
+    similar name."""
     known = database.gpus()
     meant = near(model, known) if model not in known and model != CPU else None
     question = f"; unknown GPU {model}: {meant}" if meant else ""
@@ -166,8 +166,9 @@ def _denial(record: RunRecord, wanted: EvidenceRequirements) -> list[str]:
 
 
 def _outweighs(record: RunRecord, digest: str, denial: RunRecord, wanted: EvidenceRequirements) -> bool:
-    """Whether a run overrides an earlier failure, although it may not be valid evidence. It must have run later, with
-    the profile's own script and shapes, without failures, and have passed all probes that had failed.
+    """Whether a run overrides an earlier failure, although it may not be valid evidence. The run must be later than the
+    failure, must have used the profile's own script and shapes, must have no failures, and must have passed all probes
+    that had failed.
 
     `digest`: that of `denial`, the record of the failure.
     """
@@ -188,8 +189,8 @@ def failures(record: RunRecord) -> list[str]:
 
 
 def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
-    """Return why the result of a different version of the self-test is not valid; None if it is valid. It is valid if
-    the harness, all required probes and all probes of the required level have the same versions as now."""
+    """Return why the result of a different version of the self-test is not valid; None if it is valid. The result is
+    valid if the harness, all required probes and all probes of the required level have the same versions as now."""
     made = record.selftest
     if made.id == selftest_id():
         return None

@@ -81,8 +81,8 @@ class TorchRelease(FactRow):
     note: Text | None = None
 
     def kernels(self, compute_capability: str) -> Literal["compiled", "ptx"] | None:
-        """How this build supports a GPU, by the rules of torch_cuda_arch_list_parser.serves. If the build has PTX, it
-        is that of the last architecture."""
+        """How this build supports a GPU, by the rules of torch_cuda_arch_list_parser.serves. If the build has PTX, the
+        PTX is that of the last architecture."""
         codes = [arch.replace(".", "") for arch in self.arch_list]
         ptx = [f"compute_{codes[-1]}"] if self.ptx else []
         return torch_cuda_arch_list_parser.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
@@ -338,8 +338,8 @@ def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
 
 
 def libraries_of(release: TorchRelease) -> dict[str, str]:
-    """Short name -> version of the libraries that are installed with a torch release. For a pin that is a range, it is
-    the newest known version in the range."""
+    """Short name -> version of the libraries that are installed with a torch release. For a pin that is a range, the
+    version is the newest known one in the range."""
     return _short_names({**release.expands_to, **release.pins})
 
 

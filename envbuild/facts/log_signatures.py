@@ -40,7 +40,7 @@ NEUTRAL = "neutral"
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Signature(FactRow):
     """The log signature of an advisory, or of a cause that does not depend on a version. Such a cause has a `title` and
-    a `remedy`; an advisory has its own."""
+    a `remedy`; an advisory has its own title and remedy."""
 
     id: Name
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
@@ -101,9 +101,9 @@ class SignatureAdvice(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Symptom(FactRow):
-    """A class of failures. `lines`: patterns of lines that show it. `needs`: if set, one of these must also be in the
-    log. `of_gpu`: whether the log must also show that the program uses GPUs. `decide`: how to distinguish its
-    causes."""
+    """A class of failures. `lines`: patterns of lines that show it. `needs`: if set, one of these patterns must also
+    match in the log. `of_gpu`: whether the log must also show that the program uses GPUs. `decide`: how to distinguish
+    its causes."""
 
     symptom: SymptomClass
     lines: Patterns
@@ -122,7 +122,7 @@ class GpuContext(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OperationPattern(FactRow):
-    """A class of operations. `lines`: patterns of lines that mention one."""
+    """A class of operations. `lines`: patterns of lines that mention such an operation."""
 
     operation: OperationClass
     lines: Patterns
@@ -131,7 +131,8 @@ class OperationPattern(FactRow):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Concept(FactRow):
     """Words with one meaning, in several languages. `words`: their patterns. `negated`: whether a negation before the
-    words does not matter because it is about something else. It never matters for words that contain a negation."""
+    words does not matter because it is about something else. A negation before the words never matters for words that
+    contain a negation."""
 
     concept: Name
     words: Patterns

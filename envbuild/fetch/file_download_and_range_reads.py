@@ -70,8 +70,9 @@ def fetch_file(
     limit: int,
     stop: threading.Event | None = None,
 ) -> None:
-    """Download a remote file into `file`. `progress` gets the number of new bytes; it is negative if an interrupted
-    download starts again, which happens twice at most. If `stop` is set, the download ends early, without an error.
+    """Download a remote file into `file`. `progress` gets the number of new bytes; the number is negative if an
+    interrupted download starts again, which happens twice at most. If `stop` is set, the download ends early, without
+    an error.
 
     Raises NetworkError; HashMismatch if the file is longer than `limit` bytes. Nothing beyond the limit is written.
     """

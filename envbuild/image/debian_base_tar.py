@@ -79,7 +79,7 @@ def base_recipe() -> str:
 
 
 def intact_base(lock: Lock) -> Path:
-    """Return the path of the base tar, after checking its sha256. If it differs, the file is removed.
+    """Return the path of the base tar, after checking its sha256. If the sha256 differs, the file is removed.
 
     Raises HashMismatch.
     """
@@ -143,8 +143,8 @@ def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> Non
 
 def _contained() -> list[str]:
     """Return the command prefix that runs mmdebstrap in separate namespaces. If root runs it, mmdebstrap mounts /proc,
-    /sys and devices into its target. If it is killed, these mounts would stay in a directory that is later deleted as
-    temporary; in separate namespaces they end with mmdebstrap.
+    /sys and devices into its target. If mmdebstrap is killed, these mounts would stay in a directory that is later
+    deleted as temporary; in separate namespaces they end with mmdebstrap.
 
     The prefix is empty for other users, for whom mmdebstrap itself creates namespaces, and for a root user that may not
     create namespaces, who may not mount either.

@@ -120,7 +120,7 @@ def compile_command(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
 
 
 def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> InstallStep:
-    """Return the step that installs wheels; for an override it also repairs the metadata that requires another
+    """Return the step that installs wheels; for an override, the step also changes the metadata that requires another
     version."""
     task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
     requirements = (locked.wheel.hashed_pin() for locked in wheels)

@@ -87,8 +87,8 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
 
 
 def _refuse_submodules(wanted: ExtensionRequest, repository: Path) -> None:
-    """Refuse a commit with submodules, unless the profile omits them. They are not downloaded, so a build that needs
-    them would fail late, or omit parts."""
+    """Refuse a commit with submodules, unless the profile omits them. Submodules are not downloaded, so a build that
+    needs them would fail late, or omit parts."""
     if wanted.extension.submodules == "omit":
         return
     listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", f"{wanted.extension.commit}").stdout.split("\0")

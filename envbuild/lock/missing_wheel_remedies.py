@@ -43,8 +43,8 @@ class SourceOnly:
 
 def remedies(plan: Plan, message: str) -> str | None:
     """What to do about the packages that the index lacks, or has without a wheel, for the error `message` of the
-    resolver; None if it is about something else. Names every such package of the profile and its requirements file, and
-    not only the one in the message."""
+    resolver; None if the message is about something else. Names every such package of the profile and its requirements
+    file, and not only the one in the message."""
     unknown = {str(canonicalize_name(name)) for name in _NOT_FOUND.findall(message)}
     named = {str(canonicalize_name(name)) for name in _NO_WHEEL.findall(message)} | unknown
     if not named:

@@ -50,7 +50,7 @@ def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
 
 def fetch_base_manifest(lock: Lock, progress: Progress) -> None:
     """Download the manifest of the base image that a lock names, if it names one. The manifest states the sizes of the
-    layers. If the cache has it, does not wait for another process. Raises what `download_base_image` raises."""
+    layers. If the cache has the manifest, no other process is waited for. Raises what `download_base_image` raises."""
     if lock.image and base_image_download.read_base_image(lock.image, lock.platform) is None:
         with one_fetch_at_a_time(progress):
             base_image_download.download_base_manifest(lock.image, lock.platform)

@@ -152,7 +152,7 @@ def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Re
 
 
 def record_build(lock: Lock, record: Record) -> tuple[Record, ...]:
-    """Write the build record of an audited image. Return it if the image had none before."""
+    """Write the build record of an audited image. Return the record if the image had no record before."""
     before = lock_image_lookup_and_recipe.matching_records(lock)
     build_records.write(record)
     return () if record.image in {one.image for one in before} else (record,)

@@ -230,7 +230,7 @@ def _image_to_prove(
     on: RunnerOptions,
 ) -> tuple[Lock, Image]:
     """Like `existing`; but if no engine holds the images, the image of the lock is uploaded to the cluster's registry
-    and audited first, where necessary. To resume a job, it must be there already."""
+    and audited first, where necessary. To resume a job, the image must be there already."""
     if isinstance(images, EngineError) or images.registry is None or reference is not None or on.resume:
         return existing(context, images, loaded, reference)
     plan = context.step("resolve", resolve_profile, loaded)
@@ -342,7 +342,8 @@ def test_environment(name: str, python: str, listener: Listener, request: RunReq
 
 
 def run_selftest(context: StepContext, order: SelfTestOrder, runner: Runner) -> TestRun:
-    """Run the self-test; if several nodes were requested and it passed on one, also on all of them together."""
+    """Run the self-test. If several nodes were requested and the self-test passed on one node, also run it on all nodes
+    together."""
     run = context.step("self-test", test_on_one_node, context.progress, order, runner)
     if order.on.nodes > 1 and run.passed:
         run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)

@@ -169,8 +169,8 @@ def _machine(images: ImageStore | EngineError, profile: Profile, options: Option
 def _missing_gpus(
     present: Sequence[GpuReading], usable: Sequence[GpuReading], whole: Sequence[GpuReading], selected: Sequence[str]
 ) -> Reason | None:
-    """Why the GPUs that the machine has cannot be used: --gpus names others, or all of them are split into MIG
-    slices."""
+    """Why the GPUs that the machine has cannot be used: --gpus names other GPUs, or all GPUs of the machine are split
+    into MIG slices."""
     unknown = [name for name in selected if not any(name in (str(gpu.index), gpu.uuid) for gpu in usable)]
     if present and unknown:
         indices = ", ".join(str(gpu.index) for gpu in present)
@@ -184,7 +184,7 @@ def _missing_gpus(
 
 
 def _compiles(lock: Lock) -> bool:
-    """Whether an extension must be compiled: it is not in the cache."""
+    """Whether an extension must be compiled because its wheel is not in the cache."""
     return any(extension_wheel_build.find_wheel(lock, one) is None for one in lock.extensions)
 
 

@@ -102,8 +102,8 @@ def test_on_one_node(progress: Progress, order: SelfTestOrder, runner: Runner) -
 
 
 def test_across_nodes(progress: Progress, order: SelfTestOrder, runner: Runner, alone: TestRun) -> StepResult[TestRun]:
-    """Run the multi-node test after the self-test passed on one node, and return both as one run. It is a separate job,
-    the only one with a network."""
+    """Run the multi-node test after the self-test passed on one node, and return both as one run. The multi-node test
+    is a separate job, the only job with a network."""
     job = job_for(order, runner, order.on.nodes)
     across = output_judge.judge_nodes(runner.run(job, _watch(progress, job)), job.nonce, job.require)
     run = output_judge.join_runs(alone, across)

@@ -86,8 +86,8 @@ def _tables(text: str, key: str, name: str) -> tuple[dict[str, Any], list[dict[s
 
 
 def _for_another_python(document: Mapping[str, Any], text: str, python: str) -> Iterator[Entry]:
-    """A fault if the lock was made for other releases of Python than the profile's: its versions need not have wheels
-    for it."""
+    """A fault if the lock was made for other releases of Python than the profile's: the locked versions need not have
+    wheels for the profile's release."""
     try:
         wanted = SpecifierSet(str(document.get("requires-python", "")))
     except InvalidSpecifier:
@@ -99,7 +99,7 @@ def _for_another_python(document: Mapping[str, Any], text: str, python: str) -> 
 
 
 def pylock_entries(text: str, name: str, python: str) -> Iterator[Entry]:
-    """The packages of a pylock.toml. Raises ProfileError if it is not one."""
+    """The packages of a pylock.toml. Raises ProfileError if the file is not a pylock.toml."""
     document, packages, lines = _tables(text, "packages", name)
     yield from _for_another_python(document, text, python)
     for package, line in zip(packages, lines, strict=True):
@@ -213,7 +213,7 @@ _NO_SPECIFICATION = "not a package specification of conda, as in numpy=1.26 or n
 
 def conda_entries(text: str, name: str) -> Iterator[Entry]:
     """The dependencies of an environment.yml: conda's packages under their names on the index, then those of its
-    section `pip`. Raises ProfileError if it has no list of dependencies."""
+    section `pip`. Raises ProfileError if the file has no list of dependencies."""
     document = yaml_and_project_paths.parse(text, name)
     listed = document.data.get("dependencies")
     if not isinstance(listed, list):

@@ -123,7 +123,8 @@ def read_script(merged: Document) -> list[Fault]:
 
 def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
     """The syntax errors of a script. `name`: the file's name in faults; `python`: the release that will run the script
-    ("3.11"). A release newer than the Python that runs envbuild may accept more, so nothing is checked for it."""
+    ("3.11"). A release newer than the Python that runs envbuild may accept more, so nothing is checked for such a
+    release."""
     minor = re.fullmatch(r"3\.([0-9]{1,2})", python)
     if minor and int(minor[1]) > sys.version_info.minor:
         return

@@ -212,7 +212,7 @@ class Uploads:
                 failed = True
 
     def _offset(self, where: str) -> tuple[str, int]:
-        """Return the URL to resume an upload, and the number of bytes that the registry has of it."""
+        """Return the URL to resume an upload, and the number of bytes of the blob that the registry has."""
         answer = self._send("GET", where)
         self._require_upload(answer, (204,), "cannot resume an interrupted upload")
         match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))

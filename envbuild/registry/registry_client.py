@@ -166,8 +166,8 @@ class Repository:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def tags(self) -> list[str]:
-        """The tags of the repository, without those beyond a limit; empty if it does not exist, or if the registry does
-        not list tags to this user."""
+        """The tags of the repository, without those beyond a limit; empty if the repository does not exist, or if the
+        registry does not list tags to this user."""
         found: list[str] = []
         page = _FIRST_TAG_PAGE
         for _ in range(_TAG_PAGES):

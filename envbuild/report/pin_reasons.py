@@ -32,7 +32,7 @@ def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[
 
 def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
     """Return the reason for each version: the line of the profile, torch's requirement, or the resolver's choice. If
-    the profile states a reason in words, it follows."""
+    the profile states a reason in words, that reason follows."""
     torch = str(choice.situation.torch)
     found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
     for library, required in _required(torch).items():

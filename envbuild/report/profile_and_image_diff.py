@@ -243,8 +243,8 @@ def _total(layers: Sequence[DiffLayer]) -> int | None:
 def _layers(lock: Lock) -> Iterator[DiffLayer]:
     """Yield the layers in the order of the image. The hashes of a layer's files identify it. A base image is one entry,
     because the lock does not contain the number of its layers. On a base image, the image may also have a layer with
-    links for the nvcc of the base image, and a layer with the modes of the base image's folders. Whether it has them is
-    not in the lock, and nothing is fetched for them, so they are left out."""
+    links for the nvcc of the base image, and a layer with the modes of the base image's folders. Whether the image has
+    these two layers is not in the lock, and nothing is fetched for them, so they are left out."""
     for source in layer_order.layer_sources(lock):
         if source is not SingleLayer.BASE_NVCC:
             yield _layer(lock, source)

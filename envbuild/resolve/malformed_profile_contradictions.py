@@ -47,8 +47,8 @@ values are valid, so that each pass may find new faults."""
 def contradictions(
     meant: Meant, merged: Document, malformed: Sequence[Malformed], known: Iterable[Fault]
 ) -> tuple[list[Fault], str | None]:
-    """Contradictions between the well-formed values, and the resolver's hint if it is about these alone. `known`:
-    faults found in addition to `malformed`."""
+    """Contradictions between the well-formed values, and the resolver's hint if the hint is about these values alone.
+    `known`: faults found in addition to `malformed`."""
     wrong = {_key(path) for path, _ in malformed} | {fault.field or "" for fault in known}
     blurred = {place for key in wrong for place in _DECIDES.get(key, ())}
     if wrong - {"why"}:

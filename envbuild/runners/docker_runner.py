@@ -109,8 +109,8 @@ def _no_gpu(text: str) -> NotProved:
 
 
 def look_for_gpu(engine: Engine) -> None:
-    """Checks that the engine has a GPU before anything is built. It starts a container of an empty image: the start
-    always fails, but the error shows whether a GPU is missing.
+    """Checks that the engine has a GPU before anything is built. To check this, a container of an empty image is
+    started: the start always fails, but the error shows whether a GPU is missing.
 
     Raises NotProved if the engine has no GPU. Only a self-test in an image can find out the GPU's model.
     """

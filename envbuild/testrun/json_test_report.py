@@ -12,8 +12,9 @@ from envbuild.util.json_output_types import Digest
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """The result of one probe. `step`: the step at which it failed; `checks`: the largest errors and their tolerances;
-    `output`: what the profile's own script printed; `output_truncated`: `output` is only the end of that."""
+    """The result of one probe. `step`: the step at which the probe failed; `checks`: the largest errors and their
+    tolerances; `output`: what the profile's own script printed; `output_truncated`: `output` is only the end of
+    that."""
 
     name: str
     level: str

@@ -63,8 +63,8 @@ def _failure(case: Element, failure: RunFailure, detail: str | None) -> None:
 
 
 def _figures(run: TestRun) -> Iterator[tuple[str, str]]:
-    """Yield (name, values) of each measurement. The name has the probe, the case and the dtype, and a number if it is
-    repeated."""
+    """Yield (name, values) of each measurement. The name has the probe, the case and the dtype, and a number if the
+    measurement is repeated."""
     seen: dict[str, int] = {}
     for result in run.results:
         for figure in result.figures:

@@ -44,15 +44,15 @@ def require_free(folder: Path, needed: int, what: str) -> None:
 
 
 def is_none(folder: Path) -> bool:
-    """Whether the folder's disk has less than 1 MiB free. Some programs, such as apt, do not report that they could not
-    write then."""
+    """Whether the folder's disk has less than 1 MiB free. On such a disk, some programs, such as apt, do not report
+    that they could not write."""
     return shutil.disk_usage(_there(folder)).free < 1 << 20
 
 
 def full(folders: Iterable[Path | None] = (), what: str = "the disk is full", hint: str = _HINT) -> DiskError:
-    """The error for a full disk, with the free space of folders, one for each disk. It lists those of `folders` whose
-    disk is nearly full. If none is nearly full (a quota is used up, or space was freed meanwhile), it lists one folder
-    of every disk. `folders` defaults to all folders to which envbuild writes."""
+    """The error for a full disk, with the free space of folders, one for each disk. The error lists those of `folders`
+    whose disk is nearly full. If no disk is nearly full (a quota is used up, or space was freed meanwhile), the error
+    lists one folder of every disk. `folders` defaults to all folders to which envbuild writes."""
     found = list(_apart([folder for folder in folders if folder] or written_folders()))
     low = [folder for folder in found if is_low(folder)]
     when = "" if low else ", or was a moment ago"

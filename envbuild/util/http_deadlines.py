@@ -77,8 +77,8 @@ class _Budget:
         self._left: float = network.deadline
 
     def spend(self, sock: socket.socket, transfer: Callable[[], int]) -> int:
-        """Run one transfer and return the number of bytes. Raises TooSlow when the budget is used up; unlike its own
-        errors, urllib3 does not retry it. Raises TimeoutError after the socket's own time-out if that is shorter."""
+        """Run one transfer and return the number of bytes. Raises TooSlow when the budget is used up; urllib3 retries
+        its own errors, but not TooSlow. Raises TimeoutError after the socket's own time-out if that is shorter."""
         patience = sock.gettimeout()
         whole = patience is None or patience >= self._left
         sock.settimeout(self._left if whole else patience)

@@ -70,8 +70,8 @@ def read(
     faults: list[Fault] | None = None,
 ) -> Document:
     """Read a file that contains one YAML mapping. `empty`: accept a file that is empty or has only comments. `faults`:
-    a list that receives the faults of single keys and values, which are then left out of the result; if it is None,
-    they are raised.
+    a list that receives the faults of single keys and values, which are then left out of the result; if `faults` is
+    None, the faults are raised.
 
     Raises `error`, with the file and line, if the file cannot be read or parsed.
     """

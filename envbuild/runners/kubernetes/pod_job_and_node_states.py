@@ -252,7 +252,8 @@ def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:
 
 
 def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count: int) -> dict[str, Lacks]:
-    """For each node, the reasons why it cannot run the pod. There are none if only other running pods prevent it."""
+    """For each node, the reasons why it cannot run the pod. A node has no reasons if only other running pods prevent
+    the pod from running there."""
     return {
         _text(_dict(node.get("metadata")).get("name"), 253): node_lacks(node, spec, wanted, count) for node in nodes
     }

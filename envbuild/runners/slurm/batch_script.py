@@ -221,7 +221,7 @@ run() {{
 
 
 def image_lookup(names: Sequence[str]) -> str:
-    """Commands that look the image up in the node's engine. They are used if no registry is set."""
+    """Commands that look the image up in the node's engine. These commands are used if no registry is set."""
     return f"""for one in {" ".join(map(quote, names))}; do
     "$program" image inspect "$one" >/dev/null 2>>"$at/stderr" && image=$one && break
 done

@@ -58,7 +58,7 @@ def _ordinal(number: int) -> str:
 
 
 def seen(text: str) -> Seen | None:
-    """Parses the output of `scontrol --oneliner show job ID`; None if it does not contain a job's state."""
+    """Parses the output of `scontrol --oneliner show job ID`; None if the output does not contain a job's state."""
     found = {}
     for key in ("JobState", "Reason", "NodeList", "Restarts", "SubmitTime", "StartTime"):
         match = re.search(rf"(?:^|\s){key}=(\S*)", text)

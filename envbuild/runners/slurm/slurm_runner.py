@@ -71,7 +71,7 @@ class Slurm:
         self._last: Seen | None = None
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """The script for sbatch. It does not contain the self-test, which it reads from a file."""
+        """The script for sbatch. The script does not contain the self-test, but reads it from a file."""
         render = multi_node_script.render if job.nodes > 1 else batch_script.render
         return render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
 

@@ -74,7 +74,7 @@ def _in_place(name: str) -> Callable[..., torch.Tensor]:
 
 
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """torch.kron of contiguous copies of the factors, because it refuses some strides; the result has four
+    """torch.kron of contiguous copies of the factors, because torch.kron refuses some strides; the result has four
     dimensions."""
     factors = (values.clone(memory_format=torch.contiguous_format) for values in (a, b))
     return torch.kron(*factors).view(len(a), len(b), a.shape[1], b.shape[1])

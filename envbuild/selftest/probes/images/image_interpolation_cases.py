@@ -87,7 +87,7 @@ def _outputs(point: Point) -> Sizes:
 
 def _scales(point: Point) -> list[Fraction]:
     """Return the number of input elements per output element, for each dimension. If torch gets a factor and does not
-    recompute it, it uses this factor. Otherwise it uses the ratio of the sizes."""
+    recompute it, torch uses this factor. Otherwise torch uses the ratio of the sizes."""
     if point["argument"] == "factor" and not point["mode"].endswith("aligned") and point["mode"] != "area":
         return [1 / factor for factor in _factors(point)]
     is_aligned = point["mode"].endswith("aligned")

@@ -210,9 +210,9 @@ def _limited(
     value: torch.Tensor, given: torch.Tensor, dims: Dims, lengths: tuple[int, ...], scale: float, dtype: torch.dtype
 ) -> Exact:
     """Return a result with its tolerance, relative to the root mean square of the whole transform. By Parseval's
-    theorem, this is the norm of `given`. It is at most twice that norm if `given` is half of a spectrum, or a gradient
-    whose elements count twice because of the other half. The error of several dimensions is that of one transform with
-    as many elements."""
+    theorem, this is the norm of `given`. The root mean square is at most twice that norm if `given` is half of a
+    spectrum, or a gradient whose elements count twice because of the other half. The error of several dimensions is
+    that of one transform with as many elements."""
     root = torch.linalg.vector_norm(given, dim=dims, keepdim=True) * scale
     limit = 2 * 2 * tolerances.fourier(max(2, math.prod(lengths)), dtype) * (root + 2.0**-20 * scale)
     return Exact(real_pairs(value), limit[..., None] if value.is_complex() else limit)

@@ -86,7 +86,8 @@ def _ctc_exactly(
     logits: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor | None = None, *, point: Point
 ) -> Expected:
     """Return the expected loss and gradient. Each of the T steps of both recursions adds STEPS roundings of logarithms
-    whose size is that of the loss. They also affect the probabilities in the gradient, which are at most 1."""
+    whose size is that of the loss. These roundings also affect the probabilities in the gradient, which are at most
+    1."""
     leaf = logits.detach().requires_grad_()
     probabilities = leaf - leaf.logsumexp(-1, keepdim=True)
     times, lengths = _lengths(point)

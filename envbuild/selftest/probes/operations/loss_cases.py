@@ -295,7 +295,7 @@ def _log_softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _of_probabilities(x: torch.Tensor, q: torch.Tensor, w: torch.Tensor | None, smoothing: float) -> Any:
-    """Return -sum w q log p, with equal weights for the mean: it divides by the number of rows, whatever w is
+    """Return -sum w q log p, with equal weights for the mean: torch divides by the number of rows, whatever w is
     (cross_entropy's documentation)."""
     smoothed = (1 - smoothing) * q + smoothing / x.shape[1]
     return _evenly(-(smoothed * _log_softmax(x) * (1.0 if w is None else w)).sum(1))

@@ -120,7 +120,7 @@ def _clip(x: torch.Tensor, point: Point, most: float) -> dict[str, torch.Tensor]
 
 def _clip_exactly(x: torch.Tensor, point: Point, most: float) -> dict[str, Exact]:
     """Return the exact norm and clipped gradients. torch computes the norm of the tensors' norms in float32, and adds
-    1e-6 to it before it divides (documentation of clip_grad_norm_)."""
+    1e-6 to this norm before the division (documentation of clip_grad_norm_)."""
     size = x.abs()
     norm = {2.0: size.square().sum().sqrt(), 1.0: size.sum(), math.inf: size.amax()}[point["norm"]]
     error = 4 * tolerances.summation(len(x))
