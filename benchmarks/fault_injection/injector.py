@@ -2,7 +2,7 @@
 
 A probe computes on the device in blocks `with context.step(...)`. The injector observes every aten operator in such a
 block, except operators that compute nothing (views, and `empty`), and those that compute inputs and references
-(`host_work`).
+(`on_host`).
 """
 
 from __future__ import annotations

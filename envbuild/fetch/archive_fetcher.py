@@ -1,7 +1,7 @@
 """Downloads archives that a profile names by sha256 into a store, and inspects them before they are locked.
 
-The script dockerfiles/unpack extracts them in the build. Here the same script only inspects them, so that an archive
-that it would refuse is refused before the build.
+The script dockerfiles/unpack extracts the archives in the build. Here the same script only inspects them, so that an
+archive that it would refuse is refused before the build.
 """
 
 from __future__ import annotations

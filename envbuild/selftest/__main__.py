@@ -1,7 +1,7 @@
 """The self-test's command line.
 
-envbuild starts it with a job document (--job) and reads the frames that it writes. A person starts it with options and
-reads a table.
+envbuild starts the self-test with a job document (--job) and reads the frames that the self-test writes. A person
+starts the self-test with options and reads a table.
 
     python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--seed N] [--list] [--json]
     python selftest.zip --job FILE      ("-": standard input)

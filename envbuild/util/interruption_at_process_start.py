@@ -1,7 +1,7 @@
 """Delays interruptions while a program is being started, so that they are not lost.
 
 Python ignores exceptions in the hooks that it runs around a fork, for example those of `logging`. If a signal handler
-raises an exception at that moment, it is ignored too.
+raises an exception at that moment, that exception is ignored too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Temporary folders and files that are removed when their process ends. If the process was killed, the next process
 that creates a temporary file or folder in the same place removes them.
 
-A process locks each temporary file and folder that it creates. If one is not locked, its process has ended, or has not
-locked it yet. In the second case another process may remove it; then the first process creates it again.
+A process locks each temporary file and folder that it creates. If such a file or folder is not locked, its process has
+ended, or has not locked it yet. In the second case another process may remove it; then the first process creates it
+again.
 """
 
 from __future__ import annotations

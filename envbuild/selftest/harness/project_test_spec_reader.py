@@ -1,6 +1,6 @@
 """Reads the tests that a profile adds to the self-test: shapes of GEMMs and of attention, and a script.
 
-They are in the field `own` of the job document.
+These tests are in the field `own` of the job document.
 """
 
 from __future__ import annotations

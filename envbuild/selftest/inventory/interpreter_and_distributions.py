@@ -1,6 +1,6 @@
 """Describes the interpreter, its installed distributions with their requirements, and the package `apex`.
 
-It also reads the driver's version and the names of the GPUs.
+This module also reads the driver's version and the names of the GPUs.
 """
 
 from __future__ import annotations

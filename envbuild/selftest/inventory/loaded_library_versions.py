@@ -1,7 +1,7 @@
 """Determines which CUDA libraries the loader really uses, and which versions they report.
 
-It imports torch, reads /proc/self/maps, and calls the version functions of the libraries, which need no GPU. This must
-run in a separate process (forked_work.py), because it loads third-party code, which may crash.
+This module imports torch, reads /proc/self/maps, and calls the version functions of the libraries, which need no GPU.
+This must run in a separate process (forked_work.py), because it loads third-party code, which may crash.
 """
 
 from __future__ import annotations

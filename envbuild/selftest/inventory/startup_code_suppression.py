@@ -1,6 +1,7 @@
 """Prevents packages from running code when Python starts or torch is imported.
 
-It extends sys.path without running the import lines of `.pth` files, and disables the entry points of torch.backends.
+This module extends sys.path without running the import lines of `.pth` files, and disables the entry points of
+torch.backends.
 """
 
 from __future__ import annotations

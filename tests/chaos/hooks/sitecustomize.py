@@ -1,7 +1,7 @@
 """Imported by the interpreter of an envbuild under test, by way of PYTHONPATH. Kills this envbuild where environment
 variables say.
 
-CHAOS_AT     "begin STEP", "end STEP", or "effect N": it gets SIGKILL at that moment; nothing is cleaned up
+CHAOS_AT     "begin STEP", "end STEP", or "effect N": envbuild gets SIGKILL at that moment; nothing is cleaned up
 CHAOS_TRACE  a file that gets a line for each effect: what was about to be done to files, programs or the engine
 """
 

@@ -1,7 +1,7 @@
 """The self-test's expected report of each seeded fault: the kind of failure, and words of its reason. The seeds in
 RIGHT are right kernels, and pass.
 
-It is also read on machines with a GPU, which have neither pytest nor envbuild's dependencies.
+This module is also read on machines with a GPU, which have neither pytest nor envbuild's dependencies.
 """
 
 MEMORY = "one process with the memory free works: the cause is memory"
