@@ -7,9 +7,10 @@ The functions gamma and gemm use the classical bounds (Higham, "Accuracy and Sta
 ed., 3.1 and 3.5). The unit roundoff of accumulation is 2^-23 instead of 2^-24, because tensor cores may truncate
 instead of rounding (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).
 
-tests/pretend/test_tolerances.py emulates the tensor cores of every generation from Volta to Blackwell, with inputs
-uniform in [0, 1) and k = 64..16384. Their error is at most 0.41 of the tolerance, where the rounding of the result is
-subtracted from both the error and the tolerance. If sums are kept in half precision, the error exceeds the tolerance.
+`make pretend` emulates the tensor cores of every generation from Volta to Blackwell (tests/pretend/sweep.py), with
+inputs uniform in [0, 1) and k = 64..16384. Their error is at most 0.41 of the tolerance `gemm` and 0.57 of the
+tolerance `fp8`, where the rounding of the result is subtracted from both the error and the tolerance. If sums are kept
+in half precision, the error exceeds the tolerance.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def fp8(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtype
     are relative to the largest exponent among the products that are added and the running sum (arXiv 2511.10909). On
     average, truncation loses half a unit in the last place of the running sum for each product.
 
-    tests/pretend/test_tolerances.py emulates this for inputs uniform in [0, 1) and k = 128..16384. The error is at most
-    0.57 of this tolerance on Ada and Hopper, and almost zero on Blackwell. Kernels that promote intermediate sums to
-    float32 have smaller errors. A sum truncated to the 10 bits of float16 is also within this tolerance; the probe
-    gemm.fp8 detects such sums with large integers.
+    `make pretend` emulates this for inputs uniform in [0, 1) and k = 64..16384 (tests/pretend/sweep.py). The error is
+    at most 0.57 of this tolerance on Ada and Hopper, and almost zero on Blackwell. Kernels that promote intermediate
+    sums to float32 have smaller errors. A sum truncated to the 10 bits of float16 is also within this tolerance; the
+    probe gemm.fp8 detects such sums with large integers.
     """
     return gemm(exact, magnitude, k, dtype) + k * 2.0**-15 * magnitude
 
