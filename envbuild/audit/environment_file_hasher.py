@@ -191,9 +191,9 @@ class _Budget:
             raise CheckFailed(f"more than {MOST_FILES} files to measure; the limit was reached at {printable(folder)}")
 
     def add(self, path: str) -> int:
-        """Return the size of a file, and subtract it. Raises CheckFailed if the path is missing or not a regular file,
-        if the file is larger than LARGEST_FILE, or if all files together are larger than LARGEST_TOTAL. Whether the
-        file can be read is tested only when it is hashed."""
+        """Return the size of a file, and subtract the size from the budget. Raises CheckFailed if the path is missing
+        or not a regular file, if the file is larger than LARGEST_FILE, or if all files together are larger than
+        LARGEST_TOTAL. Whether the file can be read is tested only when it is hashed."""
         size = _regular(path).st_size
         self.size -= size
         if self.size < 0:
