@@ -76,7 +76,7 @@ class Clash:
         )
 
 
-# one wheel
+# paths and modules of one wheel
 
 
 def is_inside(name: str) -> bool:
@@ -169,7 +169,7 @@ def _foreign(files: Iterable[str], distribution: str) -> Iterator[tuple[str, str
             yield path, match[1]
 
 
-# several wheels
+# conflicts between several wheels
 
 
 def clashes(listings: Mapping[str, Listing]) -> Iterator[Clash]:

@@ -85,7 +85,7 @@ def contents(wheel: Path) -> tuple[Module, ...]:
         raise ValueError("; ".join(error.args)) from None
 
 
-# archive
+# checks of the archive
 
 
 def _opened(wheel: Path) -> zipfile.ZipFile:
@@ -157,7 +157,7 @@ def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
                 yield Module(path, extension_file_reader.read(str(copy), path))
 
 
-# file name and metadata
+# checks of the file name and the metadata
 
 
 def _named(wheel: Path) -> tuple[str, frozenset[Tag]]:
@@ -225,7 +225,7 @@ def _is_own(folder: str, wheel: Path) -> bool:
     return named[:2] == parse_wheel_filename(wheel.name)[:2]
 
 
-# contents
+# checks of the contents
 
 
 def _modules(paths: list[str], inside: list[Module], expected: Sequence[str], python: str | None) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _code(inside: list[Module], arch: str) -> Iterator[str]:
             yield f"{_quoted(path)} has no device code for compute capability {', '.join(lacking)}: {has}"
 
 
-# formatting
+# formatting of messages
 
 
 def _said(error: BaseException) -> str:

@@ -107,7 +107,7 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
 _session = thread_safe_cache(index_config.index_session)
 
 
-# two wheels
+# conflicts between two wheels
 
 
 def _may_be_equal(clash: Clash, listings: Mapping[str, Listing]) -> bool:

@@ -312,7 +312,7 @@ def test_a_file_without_end_on_the_command_line(project: Path, file: str) -> Non
     assert done.code == 3 and file in done.stderr, done.stderr
 
 
-# legitimate
+# legitimate files, which must be accepted
 
 
 @pytest.mark.legitimate(STRANGER, "-r of files of the same project, in folders below", "they are read")

@@ -711,7 +711,7 @@ def test_a_developer_s_environment_is_not_refused(environment: Installed) -> Non
     assert (done.failed, done.counts.get("warn")) == (False, 2)
 
 
-# the self-test
+# attacks on the self-test
 
 FORGER = """
 import subprocess

@@ -60,7 +60,7 @@ def check(ground: Ground, settled: bool = False) -> list[Breach]:
     return found
 
 
-# verified
+# checks that only images with evidence are called verified
 
 
 def wrong_tags(client: Any, state: Path) -> Iterator[Breach]:
@@ -119,7 +119,7 @@ def _built(state: Path, image: str, lock_id: str) -> bool:
     return any((record["image"], record["lock"]) == (image, lock_id) for record in made if record)
 
 
-# whole files
+# checks that every file is complete
 
 
 def half_written(ground: Ground) -> Iterator[Breach]:
@@ -275,7 +275,7 @@ def _file_state(file: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-# leftovers
+# checks that nothing is left of a killed process
 
 
 def left_files(ground: Ground) -> Iterator[Breach]:

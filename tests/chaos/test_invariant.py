@@ -164,7 +164,7 @@ def test_a_failure_superseded_by_a_later_pass_is_ignored(sample: Sample) -> None
     assert sample.found() == []
 
 
-# half a file
+# an incomplete file
 
 
 HALVES: dict[str, Callable[[Sample], Path]] = {

@@ -465,7 +465,7 @@ def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:
     assert verify(pushed, "--key", "team.pub", tag="nothing").code == NetworkError.code
 
 
-# a GPU
+# evidence of a GPU
 
 
 def test_a_gpu_by_name_family_and_driver(site: Site, key: Path) -> None:

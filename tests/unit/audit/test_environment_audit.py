@@ -412,7 +412,7 @@ def _distribution(name: str) -> collected_environment.Distribution:
     return collected_environment.Distribution(name=name, version="1.0", folder="/", requires=[])
 
 
-# the command, on environments
+# the command `audit` on environments
 
 
 @pytest.fixture
@@ -520,7 +520,7 @@ def test_nothing_is_left_behind_and_nothing_written(
     assert (list(scratch.iterdir()), sorted(place.made.site.rglob("*"))) == ([], before)
 
 
-# a machine's own GPUs
+# an audit for the GPUs of this machine
 
 
 def test_the_gpus_of_this_machine_count_where_no_profile_is_given() -> None:
@@ -529,7 +529,7 @@ def test_the_gpus_of_this_machine_count_where_no_profile_is_given() -> None:
     assert ([gpu.id for gpu in wanted.gpus], wanted.gpu_count, wanted.driver) == (["h20"], 2, "560.28.03")
 
 
-# judging without collecting
+# findings about contents that no collector has reported
 
 
 def holding(**changes: Any) -> Holdings:

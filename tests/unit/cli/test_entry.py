@@ -367,7 +367,7 @@ def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> 
     assert [step["name"] for step in document["steps"]] == ["load profile", "resolve"]
 
 
-# plan's verbs
+# `show`, `lock` and `audit`
 
 
 def test_show_prints_nvcc_and_forward_compatibility(project: Path) -> None:
@@ -615,7 +615,7 @@ def test_schema_prints_the_schema() -> None:
     assert envbuild("export", "schema").document["title"] == "envbuild profile"
 
 
-# in a separate process
+# commands in a separate process
 
 
 @pytest.mark.slow

@@ -208,7 +208,7 @@ def test_a_cache_folder_that_is_a_link_to_a_missing_folder_is_a_fault(
     assert disk.fault is None
 
 
-# several at once
+# readers that run at the same time
 
 
 def test_a_task_that_takes_too_long_gives_none_and_the_others_finish() -> None:

@@ -158,7 +158,7 @@ def test_a_nodes_words_are_cleaned() -> None:
     assert found.described.driver.version == "\N{REPLACEMENT CHARACTER}[2J550\N{REPLACEMENT CHARACTER}"
 
 
-# sources of nodes
+# how descriptions of nodes are obtained
 
 
 @pytest.mark.parametrize(

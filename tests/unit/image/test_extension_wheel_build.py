@@ -43,7 +43,7 @@ def locked(project: Path) -> Lock:
     return lock_for(plan_of(project, CARD))
 
 
-# the key
+# the cache key
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_python_and_the_wheels_of_torch_and_nvcc_count(locked: Lock) -> None:
     assert key(dataclasses.replace(locked, python="3.13")) != key(locked)
 
 
-# making one
+# the build of a wheel
 
 
 class Compiler:
@@ -257,7 +257,7 @@ def test_an_interrupted_one_leaves_nothing(locked: Lock, compiler: Compiler, mon
     assert made(locked).path.is_file()
 
 
-# memory
+# memory and the number of parallel compilers
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_one_job_without_memory_is_the_end(locked: Lock, compiler: Compiler) -> 
     assert compiler.jobs == ["8", "4", "2", "1"]
 
 
-# other complaints
+# other errors of a build
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) ->
     assert [(f.file, f.message) for f in caught.value.faults] == [("profiles/sample.yaml", "nosuch-thing")]
 
 
-# Debian packages; the wheels are current, so uv is not asked
+# Debian packages; the wheels are current, so uv is not called
 
 
 def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path, links: Path) -> None:

@@ -381,7 +381,7 @@ def test_tags_of_a_trial_stay(tested: SimpleNamespace, monkeypatch: pytest.Monke
     assert (document["state"], document["statement"]) == ("failed", "x")
 
 
-# the commands, with a pipeline that is done at once
+# the commands, with a pipeline that ends immediately
 
 
 def test_make_says_what_was_not_proved(tested: SimpleNamespace) -> None:

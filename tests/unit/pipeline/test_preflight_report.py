@@ -142,7 +142,7 @@ def test_durations_are_kept_by_step_and_a_damaged_file_is_ignored() -> None:
     assert [one.profile for one in step_durations.read_durations()] == ["cpu"]
 
 
-# the effects
+# the preflight on a simulated machine
 
 
 @pytest.fixture

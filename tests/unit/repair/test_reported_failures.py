@@ -286,7 +286,7 @@ def test_a_wheel_for_cuda_13_that_was_overwritten_itself_is_left(tmp_path: Path)
     assert fix.document["state"] == "healthy"
 
 
-# The wrong package
+# A wrong package
 
 
 def test_the_unrelated_apex_is_removed_and_the_real_one_named(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Pa
     assert venv.fix()["state"] == "healthy"
 
 
-# Nothing wrong
+# Environments without a fault
 
 
 def test_apply_changes_nothing_in_an_environment_without_faults(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_its_files_are_removed() -> None:
     assert not Path(output.stdout.decode().strip()).exists()
 
 
-# the command, with this very Python
+# the command, with the Python that runs the tests
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_an_image_and_an_environment_are_two_things() -> None:
     assert envbuild("test", "sample", "--python", sys.executable, "--image", "x").code == 2
 
 
-# only the zip
+# the self-test's zip without envbuild
 
 
 @pytest.mark.slow

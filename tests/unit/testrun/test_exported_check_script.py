@@ -164,7 +164,7 @@ def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_
     assert "fix: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
 
 
-# the command, and the file in this Python
+# the command, and its file run by the Python that runs the tests
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_a_syntax_fault_has_its_line(tmp_path: Path) -> None:
     assert caught.value.faults[0].line == 2
 
 
-# from a run
+# fingerprints from a run
 
 
 def run_with(document: Document, *probes: Document) -> Any:

@@ -268,7 +268,7 @@ def test_an_operation_without_a_kernel_is_noted_and_the_rest_goes_on(monkeypatch
     assert first_fault(document["ops"]) is None
 
 
-# as a probe, in a separate process
+# the probe `fingerprint`, in a separate process
 
 
 @pytest.mark.slow

@@ -307,7 +307,7 @@ def test_a_manifest_with_two_sizes_of_one_layer_is_refused(registry: Registry) -
     assert [digest for digest, _ in registry.sent].count(oci_types.digest_of(base.blobs[0])) == 1
 
 
-# several at once, and the rest of a layer
+# several downloads at the same time, and downloads that are continued
 
 LARGE = PushedBase([{"noise": random.Random(seed).randbytes(200_000)} for seed in range(6)])
 FIRST = oci_types.digest_of(LARGE.blobs[0])

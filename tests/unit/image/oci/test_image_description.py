@@ -163,7 +163,7 @@ def test_configuration_and_manifests_are_a_function_of_the_layers() -> None:
     assert found.with_layers(layers[::-1]).id != image.id
 
 
-# on a base image
+# images on a base image
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 GZIP, ZSTD = f"{TAR}+gzip", f"{TAR}+zstd"
