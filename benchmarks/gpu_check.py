@@ -115,8 +115,12 @@ def write_expected() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a plan of steps on this machine's GPU.")
-    parser.add_argument("--block", type=int, choices=sorted({step.block for step in STEPS}))
-    parser.add_argument("--steps", nargs="+", choices=[step.name for step in STEPS], metavar="NAME")
+    parser.add_argument(
+        "--block", type=int, choices=sorted({step.block for step in STEPS}), help="only the steps of this block"
+    )
+    parser.add_argument(
+        "--steps", nargs="+", choices=[step.name for step in STEPS], metavar="NAME", help="only these steps"
+    )
     parser.add_argument("--list", action="store_true", help="list the steps and end")
     parser.add_argument("--again", action="store_true", help="also run steps again that have a complete result")
     parser.add_argument("--out", type=Path, default=machine.RESULTS / "gpu", help="default: benchmarks/results/gpu")
