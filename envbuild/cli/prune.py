@@ -55,7 +55,7 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
             if engine:
                 docker_runner.sweep_containers(engine)
             image_and_cache_pruning.remove_items(engine, found)
-            if engine:  # otherwise it is unknown which locks have an image left
+            if engine:  # without an engine, it is unknown which locks still have an image
                 image_and_cache_pruning.forget_gone_locks(engine, known.noted)
     total = sum(item.bytes for item in found)
     if as_json:
@@ -70,8 +70,8 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
 
 
 def _engine(required: bool) -> tuple[Engine | None, str | None]:
-    """Return the engine, and None; or None and the reason if no engine can be used. Raises UnusableEngine for this if
-    the engine is required."""
+    """Return (engine, None), or (None, reason) if no engine can be used. `required`: raise UnusableEngine in that
+    case."""
     try:
         return Engine(), None
     except UnusableEngine as error:

@@ -42,8 +42,8 @@ _START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HO
 
 
 def check_engine(host: Host) -> Check:
-    """Checks that an engine can be used. Its absence is only a warning if the registry of a cluster is set, which
-    receives the images instead."""
+    """Checks that an engine can be used. If not, this is only a warning where the settings name the registry of a
+    cluster, because that registry can receive the images instead."""
     found = host.engine
     if found.version is None:
         text = found.fault or "the engine does not answer in time"
@@ -65,7 +65,8 @@ def _engine_is_optional(host: Host) -> bool:
 
 
 def _instead(host: Host) -> str:
-    """What receives the images instead of an engine; empty if nothing does."""
+    """The end of a message that names the clusters whose registry can receive the images instead of an engine; empty if
+    no such registry is set."""
     clusters = host.site.with_registry if host.site else ()
     names = " or ".join(clusters)
     return f"; with --on {names}, the registry of the cluster receives images instead" if names else ""

@@ -1,7 +1,7 @@
 """Checks that the configured indexes, registries and proxies are reachable.
 
-No other host is contacted, and each of these hosts only once, with short time-outs. Nothing is raised if a host does
-not answer.
+No other host is contacted. Each of these hosts is contacted only once, with short time-outs. Nothing is raised if a
+host does not answer.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def read() -> SiteReading:
 
 
 def _with_registry(data: dict[str, Any]) -> Iterator[str]:
-    """The clusters whose registry is set, so that their images need no engine here."""
+    """Yields the clusters whose registry is set: images for them can be built without an engine on this machine."""
     for cluster in ("slurm", "kubernetes"):
         section = data.get(cluster)
         if isinstance(section, dict) and section.get("registry"):

@@ -29,8 +29,8 @@ LINES = 5
 
 @dataclass(frozen=True)
 class CauseLines:
-    """The lines of a log that show a cause. `hints`: whether they are only weak evidence for it. `stated`: whether no
-    message names the cause, only a statement in prose."""
+    """The lines of a log that show a cause. `hints`: whether they are only weak evidence for the cause. `stated`:
+    whether no message names the cause, only a statement in prose."""
 
     lines: tuple[Line, ...]
     hints: bool = False
@@ -69,8 +69,8 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
 def evidence(
     log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
 ) -> Iterator[EvidenceName]:
-    """Names the evidence for and against a cause. `found`: the lines that show it. `standing`: how the GPU and versions
-    in the log relate to it. `versions`: whether the log states the exact version that is affected."""
+    """Names the evidence for and against a cause. `found`: the lines that show the cause. `standing`: how the GPU and
+    versions in the log relate to the cause. `versions`: whether the log states the exact version that is affected."""
     yield "no-line" if not found.lines else "stated" if found.stated else "hint" if found.hints else "line"
     if standing == "holds":
         yield "holds"

@@ -44,10 +44,10 @@ class EvidenceOfCause:
 class CauseRow:
     """A cause. `advisory`: its id, null for a cause that does not depend on a version. `change`: the versions that fix
     it, as bounds; `profile_change`: the same change as keys and values of a profile. `profile`: the name of the profile
-    that the commands contain; if it is null, they contain NAME instead. `fix_command`: the command that shows how to
-    fix the active environment, with LOG for a log from standard input; null for a possible cause, and for a cause that
-    other versions do not fix. `command`: tests the fix. `missing_facts`: facts that the log lacks and on which the
-    diagnosis depends, each with the command that shows it."""
+    that the commands contain; if `profile` is null, the commands contain NAME instead. `fix_command`: the command that
+    shows how to fix the active environment, with LOG for a log from standard input; null for a possible cause, and for
+    a cause that other versions do not fix. `command`: tests the fix. `missing_facts`: facts that the log lacks and on
+    which the diagnosis depends, each with the command that shows it."""
 
     id: str
     advisory: str | None

@@ -81,5 +81,5 @@ def _with_signal(match: re.Match[str]) -> str:
 
 
 def _number(status: int) -> int:
-    """Returns the signal number in an exit status. In Python it is negated; in a shell, 128 is added to it."""
+    """Returns the signal number in an exit status. Python negates the signal number; a shell adds 128 to the number."""
     return -status if status < 0 else status - _STATUS

@@ -346,8 +346,8 @@ _FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>
 
 def _memory_of_nobody(log: Log) -> Iterator[str]:
     """Yields memory-of-others in three cases: nvidia-smi shows that more than half of the GPU's memory is used, but not
-    by a listed process; an inference engine found less than half of the memory free when it started; or it states that
-    other processes occupy some of the GPUs."""
+    by a listed process; an inference engine found less than half of the memory free when it started; or the engine
+    states that other processes occupy some of the GPUs."""
     if log.has([log_pattern(_OCCUPIED)]):
         yield "memory-of-others"
     for _, match in log.find(log_pattern(_FREE_OF_TOTAL), 20):
@@ -402,8 +402,8 @@ _LONG_TENSOR = 10_000
 
 
 def _values(text: str) -> list[str]:
-    """Returns the printed values of a tensor. Of a large tensor, which torch prints only in part, it returns one value:
-    the first that is not zero, if there is one."""
+    """Returns the printed values of a tensor. Of a large tensor, which torch prints only in part, only one value is
+    returned: the first that is not zero, or else zero."""
     values = re.findall(r"-?\d[\d.e+-]{0,20}", text)
     return values if "..." not in text else [next((value for value in values if _number(value)), "0.")]
 

@@ -271,7 +271,8 @@ class _Index:
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
 
     def _lacks(self, pattern: SearchPattern) -> bool:
-        """Whether no shape contains one of the words that the pattern requires. This excludes most patterns."""
+        """Whether the pattern cannot match: it requires at least one of several words, and no shape contains any of
+        them. This excludes most patterns."""
         if (occurs := self._words) is None:
             return False
         words = _words_of(pattern)
@@ -287,7 +288,7 @@ class _Index:
 
     def _holding(self, text: bytes) -> Iterator[int]:
         """Yields the first and the last shapes that contain a text, at most TRIED. For most texts, a look-up of the
-        text's longest word shows that no shape contains it."""
+        text's longest word shows that no shape contains the text."""
         if self._words is not None:
             if not self._words[_word_of(text)]:
                 return
@@ -312,11 +313,12 @@ class _Index:
 
 
 class _Foreign:
-    """The lines that are not ASCII. Their characters rule out most texts sooner than a search in all lines: random
-    bytes have few characters of each language."""
+    """The shapes of the lines that are not ASCII. Most texts contain a character that occurs in no line, and are
+    excluded by this without a search in all lines: even random bytes give only few of the characters of each
+    language."""
 
     def __init__(self, lines: bytes, characters: Set[str]) -> None:
-        """`characters`: those of the lines, in lower case."""
+        """`characters`: the characters of the lines, in lower case."""
         self._lines, self._characters = lines, characters
 
     def __contains__(self, text: bytes) -> bool:
@@ -325,7 +327,7 @@ class _Foreign:
 
 
 class _Words(dict[bytes, bool]):
-    """Whether some lines may contain a word of a pattern; each word is searched once."""
+    """A cache of word -> whether a line may contain this word of a pattern. Each word is searched only once."""
 
     def __init__(self, ascii_words: bytes, foreign: _Foreign) -> None:
         self._ascii_words, self._foreign = ascii_words, foreign
@@ -337,15 +339,15 @@ class _Words(dict[bytes, bool]):
 
 @cache
 def _words_of(pattern: SearchPattern) -> tuple[bytes, ...]:
-    """Returns words of which each line that the pattern matches contains at least one. Empty if the pattern requires no
-    text."""
+    """Returns words. Each line that the pattern matches contains at least one of these words. Empty if the pattern
+    requires no text."""
     return tuple({_word_of(text) for text in required_texts.required_texts(pattern)})
 
 
 @cache
 def _word_of(text: bytes) -> bytes:
-    """Returns the longest word of a required text, or the text itself if it is not ASCII. Empty, which every line
-    contains, if the longest word is short."""
+    """Returns the longest word of a required text, or the text itself if it is not ASCII. If the longest word has fewer
+    than _WORD letters, returns the empty word, which every line contains."""
     if not text.isascii():
         return text
     word = max(text.translate(_LETTERS).split(), key=len, default=b"")

@@ -100,8 +100,8 @@ class LogVersions:
 
     def libraries(self, cuda: str | None) -> Options:
         """Returns short name -> the versions of a library that may be loaded. None stands for the version that torch
-        requires. A version that is only stated does not exclude the one that torch requires, and a version from conda
-        does not exclude a version from pip."""
+        requires. A version that is only stated does not exclude the version that torch requires, and a version from
+        conda does not exclude a version from pip."""
         found: dict[str, tuple[str | None, ...]] = {}
         for row in database.libraries().values():
             names = [name for major, name in row.distributions.items() if cuda is None or major == cuda.split(".")[0]]

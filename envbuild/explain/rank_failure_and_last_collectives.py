@@ -29,7 +29,7 @@ class Failure:
 @dataclass(frozen=True)
 class Work:
     """The numbers of the last enqueued and completed collective of a rank, as counted by NCCL's watchdog. `completed`:
-    None if the log does not contain it."""
+    None if the log does not contain this number."""
 
     rank: int
     enqueued: int

@@ -26,7 +26,7 @@ DIGITS = bytes.maketrans(b"123456789", b"000000000")
 @cache
 def required_texts(pattern: SearchPattern) -> tuple[bytes, ...]:
     """Returns texts in the form of a shape (lower case, digits as 0). Each line that the pattern matches contains at
-    least one of them. Empty if the pattern requires no text."""
+    least one of these texts. Empty if the pattern requires no text."""
     shipped = _shipped().get(key_of(pattern))
     return computed_texts(pattern) if shipped is None else tuple(text.encode() for text in shipped)
 

@@ -39,7 +39,7 @@ class CondaPackage:
 @dataclass(frozen=True)
 class EnvironmentManager:
     """What manages an environment. `reason`: the file or folder from which this was detected; `project`: the folder of
-    a uv or Poetry project; `has_pip`: pip is installed in it; `locked_down`: the system forbids pip
+    a uv or Poetry project; `has_pip`: pip is installed in the environment; `locked_down`: the system forbids pip
     (EXTERNALLY-MANAGED, PEP 668)."""
 
     kind: Kind
@@ -84,7 +84,8 @@ class EnvironmentManager:
 
 
 def pip_words(held: Holdings, command: Literal["install", "uninstall"]) -> tuple[str, ...]:
-    """Return the first words of a command of the environment's own pip, or of `uv pip` if it has no pip."""
+    """Return the first words of a command of the environment's own pip, or of `uv pip` if the environment has no
+    pip."""
     return _pip_words(held.python.executable, command, "pip" in held.installed)
 
 

@@ -34,8 +34,8 @@ _LIST = "libraries.json"
 
 @dataclass(frozen=True)
 class ProgramEnvironment:
-    """The variables that a program needs (None: remove the variable), the reason why they work, and the libraries that
-    the program should then load: soname -> path."""
+    """The variables that a program needs (None: remove the variable), the reason why these variables work, and the
+    libraries that the program should then load: soname -> path."""
 
     variables: Mapping[str, str | None]
     reason: str

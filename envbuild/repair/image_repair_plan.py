@@ -37,8 +37,8 @@ _PACKAGE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 @dataclass(frozen=True)
 class ImageRepairPlan:
     """The repair of an image. `profile`: the known profile whose lock the image was built from, if any. Then the fix is
-    to build the image again (`rebuild`), after the lines of `profile_change` are written into the profile; otherwise it
-    is `dockerfile`. `libraries`: the files that torch loads now."""
+    to build the image again (`rebuild`), after the lines of `profile_change` are written into the profile; otherwise
+    the fix is `dockerfile`. `libraries`: the files that torch loads now."""
 
     image: str
     diagnosis: Diagnosis
@@ -58,7 +58,7 @@ class ImageRepairPlan:
 
 def expected_in_image(labelled: Expected | None, found: Explanation | None, gpus: Sequence[Gpu]) -> Expected:
     """Return what an image is compared with. GPUs: `gpus`; if empty, those in the log; otherwise those of the profile
-    that it was built from. Driver: the one in the log, otherwise the profile's minimum unless `gpus` are given.
+    that the image was built from. Driver: the one in the log, otherwise the profile's minimum unless `gpus` are given.
     `labelled`: the contents by that profile, if it is known."""
     base = labelled or Expected()
     situation = found.read.situation if found else None
@@ -159,8 +159,8 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
 
 
 def _metadata_edits(held: Holdings, pins: dict[str, str]) -> Iterator[str]:
-    """An instruction for each folder with packages that require other versions than the pinned ones. It makes these
-    packages require the pinned versions, and removes the checksum of the changed METADATA from RECORD."""
+    """An instruction for each folder with packages that require other versions than the pinned ones. The instruction
+    makes these packages require the pinned versions, and removes the checksum of the changed METADATA from RECORD."""
     folders = {item.name: item.folder for item in reversed(held.distributions)}
     owners: dict[str, dict[str, dict[str, str]]] = {}
     for owner, requirement in library_and_distribution_findings.held_requirements(held):

@@ -31,9 +31,9 @@ _BYTECODE = "__pycache__"
 @dataclass(frozen=True)
 class InstallPlan:
     """A lock as `install` puts it into an environment. `known`: the words by which commands find the profile; `glibc`:
-    the one for which the wheels were chosen; `overrides`: the version of each distribution that overrides another
-    requirement; `constraints`: the text of the constraints file; `variables`: the profile's environment variables;
-    `left_out`: extensions, which are compiled only in images."""
+    the version of glibc for which the wheels were chosen; `overrides`: the version of each distribution that overrides
+    another requirement; `constraints`: the text of the constraints file; `variables`: the profile's environment
+    variables; `left_out`: extensions, which are compiled only in images."""
 
     profile: str
     known: str

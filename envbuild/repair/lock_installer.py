@@ -187,8 +187,8 @@ def _links(plan: InstallPlan) -> Path:
 def _install(
     plan: InstallPlan, store: Store, folder: Path, names: tuple[str, ...], say: Callable[[str], None], again: bool
 ) -> None:
-    """Install these distributions with uv from the store of wheels. uv checks the hash of a wheel when it unpacks it
-    into its cache. It links the unpacked files into later environments without reading the wheel again.
+    """Install these distributions with uv from the store of wheels. uv checks the hash of a wheel when it unpacks the
+    wheel into uv's cache. uv links the unpacked files into later environments without reading the wheel again.
 
     `again`: also install a distribution that uv finds in the environment, because it may be only partly there.
     """

@@ -23,7 +23,7 @@ def mapped_files(pid: int, sonames: Collection[str]) -> set[str]:
 
 
 def all_mapped_files(pid: int) -> set[str]:
-    """All files that a process has mapped. Raises OSError if it has ended or its maps may not be read."""
+    """All files that a process has mapped. Raises OSError if the process has ended or its maps may not be read."""
     lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     parts = (line.split(None, 5) for line in lines)
     return {part[5] for part in parts if len(part) == 6}

@@ -75,7 +75,7 @@ class DiagnosisInput:
 @dataclass(frozen=True)
 class MetadataPin:
     """A requirement of the installed distribution `owner` that would bring the old version of `name` back at the next
-    installation. `before`: the requirement; `version`: what it must become."""
+    installation. `before`: the requirement; `version`: the version that must be required instead."""
 
     file: Path
     owner: str
@@ -233,7 +233,7 @@ class _Steps:
         return f"torch is installed in {folder}, outside this environment"
 
     def instead(self, reason: str) -> Iterator[Command]:
-        """The commands that leave the environment as it is. `reason`: why it cannot be changed."""
+        """The commands that leave the environment as it is. `reason`: why the environment cannot be changed."""
         if not self.changes.needs_changed_packages:
             yield Command(f"{reason}: start the program with fixed libraries instead", self.source.run_with_fix())
         elif self.changes.torch:
@@ -403,8 +403,8 @@ class _Steps:
         return ProjectOverrides(self.manager.project / "pyproject.toml", tuple(pins))
 
     def touched(self) -> frozenset[str]:
-        """The distributions that the commands and edits replace. If torch is replaced, they include all installed
-        distributions that torch requires, directly or indirectly."""
+        """The distributions that the commands and edits replace. If torch is replaced, the result includes all
+        installed distributions that torch requires, directly or indirectly."""
         changes = self.changes
         texts = [*changes.packages, *changes.reinstall, *changes.uninstall, *changes.overwriting]
         texts += [*changes.companions, *changes.rebuilt]

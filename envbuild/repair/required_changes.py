@@ -57,11 +57,11 @@ class Changes:
     for the installed torchvision and torchaudio, to install together with `torch`; `rebuilt`: exact requirements for
     those that must become the same build as the installed torch, which stays; `packages`: other requirements to
     install; `variables`: environment variables to set; `reinstall`: distributions whose files were overwritten, with
-    their installed versions; `reinstall_with_torch`: the names of distributions to replace together with `torch`, which
-    pip, uv and Poetry would keep because their version fits, torch itself among them; `uninstall`: unrelated
-    distributions to remove; `overwriting`: distributions to remove because they overwrote files of those that torch
-    requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed torch
-    bundles, so that only a different torch changes their version."""
+    their installed versions; `reinstall_with_torch`: the names of the distributions, possibly torch itself, to replace
+    together with `torch`, although pip, uv and Poetry would keep them because their versions fit; `uninstall`:
+    unrelated distributions to remove; `overwriting`: distributions to remove because they overwrote files of those that
+    torch requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed
+    torch bundles, so that only a different torch changes their version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -230,9 +230,9 @@ def _companions(held: Holdings) -> dict[str, str]:
 
 
 def _kept_by_resolver(installed: Mapping[str, str], torch: str) -> list[str]:
-    """The distributions that pip and uv would keep when this torch is installed, although they are a different build:
-    a requirement without a local label, such as ==0.22.*, accepts 0.22.1+cpu. `installed`: the versions of torch,
-    torchvision and torchaudio."""
+    """The distributions that pip, uv and Poetry would keep when this torch is installed, although they are a different
+    build: a requirement without a local label, such as ==0.22.*, accepts 0.22.1+cpu. `installed`: the versions of
+    torch, torchvision and torchaudio."""
     kept = []
     for name, version in installed.items():
         if name == "torch":
@@ -247,8 +247,8 @@ def _kept_by_resolver(installed: Mapping[str, str], torch: str) -> list[str]:
 
 def _rebuilt_companions(held: Holdings) -> Iterator[str]:
     """Yield the exact requirement for each torchvision and torchaudio that was built for the CPU or for a different
-    CUDA major version than the installed torch, such as torchvision==0.22.1 for 0.22.1+cpu. It names the same release:
-    a release that does not belong to the installed torch is not changed."""
+    CUDA major version than the installed torch, such as torchvision==0.22.1 for 0.22.1+cpu. The requirement names the
+    same release: a release that does not belong to the installed torch is not changed."""
     torch, _, label = held.installed.get("torch", "").partition("+")
     if held.torch is None or not held.torch.cuda or not is_version(torch) or not re.fullmatch(r"(cu[0-9]+)?", label):
         return
@@ -386,7 +386,8 @@ def _unrelated(held: Holdings) -> Iterator[str]:
 
 def _leftovers(held: Holdings, pinned: set[str], cuda: str) -> Iterator[str]:
     """Library files in the folders of NVIDIA's wheels that no distribution owns, if they belong to a pinned library, or
-    are loaded although the library's distribution is installed. Without that, torch would lack the library."""
+    are loaded although the library's distribution is installed. If that distribution is not installed, a loaded file
+    stays, because torch would lack the library without this file."""
     for copy in held.libraries:
         installed = database.distribution_of(copy.group, cuda) in held.installed
         if is_leftover(copy) and (copy.group in pinned or (copy.loaded and installed)):

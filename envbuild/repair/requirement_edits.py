@@ -46,7 +46,7 @@ def pin_metadata(file: Path, name: str, version: str) -> None:
 
 def override_project(file: Path, requirements: Sequence[str]) -> None:
     """Add requirements to [tool.uv] override-dependencies in a pyproject.toml. Raises FileError, with the lines to add
-    by hand, if the file cannot be read, is not TOML, or has a form that cannot be edited; OSError if it cannot be
+    by hand, if the file cannot be read, is not TOML, or has a form that cannot be edited; OSError if the file cannot be
     written."""
     by_hand = f"add by hand, under [tool.uv]: {_KEY} = {json.dumps(list(requirements))}"
     try:
@@ -59,9 +59,9 @@ def override_project(file: Path, requirements: Sequence[str]) -> None:
 
 
 def with_overrides(text: str, requirements: Sequence[str]) -> str:
-    """Return the text of a pyproject.toml with these overrides. They replace present overrides of the same names;
-    nothing else changes. Raises ValueError if the text is not TOML, or if no edit that _candidates tries has this
-    result."""
+    """Return the text of a pyproject.toml with these overrides. The new overrides replace present overrides of the same
+    names; nothing else changes. Raises ValueError if the text is not TOML, or if no edit that _candidates tries has
+    this result."""
     data = tomllib.loads(text)
     present = data.get("tool", {}).get("uv", {}).get(_KEY, [])
     names = {canonicalize_name(Requirement(one).name) for one in requirements}

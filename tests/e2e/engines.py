@@ -49,7 +49,8 @@ def dockerd() -> Path | None:
 
 
 def die_with_parent() -> None:
-    """Called in a starting child: the kernel will send it SIGTERM when the thread that started it ends."""
+    """Called in a starting child: the kernel will send the child SIGTERM when the thread that started the child
+    ends."""
     ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 
 
@@ -92,8 +93,8 @@ class OwnEngine:
         return DockerClient(base_url=self.host, timeout=timeout)
 
     def start(self) -> None:
-        """Start dockerd, and return when it answers. Raises AssertionError if it does not; if it has ended, the message
-        has the end of its log."""
+        """Start dockerd, and return when it answers. Raises AssertionError if dockerd does not answer; if dockerd has
+        ended, the message has the end of its log."""
         program = dockerd()
         assert program, "dockerd is not installed"
         shared = not self._network and self._settings["bridge"] == "none"

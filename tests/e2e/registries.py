@@ -33,8 +33,8 @@ def unpacked(workplace: Path, package: str) -> Path:
 
 @dataclass(frozen=True)
 class Registry:
-    """`login`: a DOCKER_CONFIG that may pull and push; `stranger`: one that may not; `authority`: the CA of its
-    certificate."""
+    """`login`: a DOCKER_CONFIG that may pull and push; `stranger`: a DOCKER_CONFIG that may not; `authority`: the CA of
+    its certificate."""
 
     host: str
     password: str

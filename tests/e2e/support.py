@@ -120,7 +120,7 @@ class Running:
         return "".join(self._texts["stderr"])
 
     def says(self, text: str, seconds: float = 60) -> None:
-        """Wait until it has written `text` to stderr."""
+        """Wait until the process has written `text` to stderr."""
         until(f"{text!r} on stderr", lambda: text in self.stderr or self._ended(text), seconds)
 
     def _ended(self, text: str) -> bool:
@@ -154,7 +154,8 @@ class Running:
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with profiles/ and dockerfiles/, and envbuild's own folders for it. `cache` None: this machine's."""
+    """A folder with profiles/ and dockerfiles/, and envbuild's own folders for it. `cache` None: this machine's
+    cache."""
 
     folder: Path
     state: Path
@@ -237,8 +238,8 @@ class Project:
         return self.start(*arguments, **env).finish()
 
     def hold(self, sign: Path, moment: str, *arguments: str, seconds: float = 180) -> Running:
-        """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until it does, but no longer
-        than so many seconds: builds of other workers may come before its own."""
+        """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until the command stops, for
+        at most `seconds`: builds of other workers may come before the build of this command."""
         running = self.start(*arguments, PYTHONPATH=python_path(HOOKS), E2E_HOLD=moment, E2E_HOLDING=str(sign))
         until(f"{moment}\n{running.stderr}", lambda: sign.exists() or not running.alive(), seconds)
         assert sign.exists(), f"ended before: {moment}\n{running.stderr}"

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.engine
 
 
 def test_no_key_and_no_id_is_in_the_image(with_apt: Proved) -> None:
-    """Otherwise all containers would share it."""
+    """Otherwise all containers would share the key or the id."""
     kept = "/etc/ssh/ssh_host_* /etc/ssl/private/* /etc/ssl/certs/ssl-cert-snakeoil.pem /var/lib/dbus/machine-id"
     listed = docker("run", "--rm", "--network", "none", with_apt.tag, "sh", "-c", f"ls -d {kept} 2>/dev/null || true")
     assert listed.split() == []
 
 
 def test_no_day_of_the_build_is_in_the_image(with_apt: Proved) -> None:
-    """useradd records the day of a password change in days since 1970; here it is that of 2024-01-01."""
+    """useradd records the day of a password change in days since 1970; here, the day is 2024-01-01."""
     line = docker("run", "--rm", "--network", "none", "--user", "0", with_apt.tag, "grep", "^sshd:", "/etc/shadow")
     assert line.split(":")[2] == "19723"
 

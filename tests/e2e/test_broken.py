@@ -1,4 +1,4 @@
-"""Broken images are refused, each for the reason that it is broken for."""
+"""Broken images are refused, each with the reason that names its defect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def refused(quick: Proved, broken: Workshop) -> Any:
     """Return a function that tests the image with a fault, with the named probes or, without names, with all of the
-    level. It checks that the test is refused, moves no tag and writes no evidence, and returns the result."""
+    level. The function checks that the test is refused, moves no tag and writes no evidence, and returns the result."""
 
     def run(fault: str, *probes: str) -> Result:
         before, statements = handle(quick.verified), quick.project.statements()

@@ -46,8 +46,8 @@ exec setpriv --reuid {UID} --regid {UID} --groups "$(stat -L -c %g {SOCKET})" \\
 
 @dataclass(frozen=True)
 class OtherUser:
-    """Runs commands as a user of its own, `DAYS` ago. It may read everything (the Python that runs this may lie in
-    another's home) and owns nothing but its project."""
+    """Runs commands as a separate user whose clock is `DAYS` days behind. This user may read everything (the Python
+    that runs the test may be in another user's home) and owns nothing but its project."""
 
     scratch: Path
     environment: dict[str, str]

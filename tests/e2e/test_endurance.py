@@ -1,4 +1,5 @@
-"""A part of the campaigns of tests/endurance on the existing engine, and proof that they can fail."""
+"""A part of the campaigns of tests/endurance on the existing engine, and tests that show that these campaigns can
+fail."""
 
 from __future__ import annotations
 

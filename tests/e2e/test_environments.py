@@ -125,8 +125,8 @@ def test_a_missing_login_is_reported(first: Machine, pushed: Result) -> None:
 def test_two_machines_that_push_at_the_same_time_lose_nothing(
     first: Machine, second: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each verifies by its own key. Then the list of statements is replaced by the first machine's, as a push does that
-    read the list before the second machine wrote it."""
+    """The environment is verified with each machine's key. Then the list of statements is replaced by the first
+    machine's, as a push does that read the list before the second machine wrote it."""
     running = [machine.start_push() for machine in (first, second)]
     for done in (one.finish() for one in running):
         assert done.code == 0, f"{done.stdout}\n{done.stderr}"

@@ -216,7 +216,8 @@ def again(project: Project, name: str, run_id: str, entry: Mapping[str, Any], **
 
 
 def test_an_older_commit_takes_its_flags_otherwise(place: Project, repository: Repository, run_id: str) -> None:
-    """There the variable has no effect, and the build would pass without the kernels, so `lock` refuses it."""
+    """At the older commit, the variable has no effect, and the build would pass without the kernels, so `lock` refuses
+    it."""
     name = profile(place, run_id, repository.entry("old"))
     refused = build(place, name)
     assert (refused.code, refused.error["kind"]) == (3, "profile")

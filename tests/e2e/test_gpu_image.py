@@ -161,7 +161,7 @@ def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Proj
 
 @pytest.mark.images
 def test_another_pin_changes_the_layer_of_its_library(gpu_made: Result, gpu_other: Result, gpu_tag: str) -> None:
-    """A pull downloads it and the metadata that name the version; all other layers keep their digests."""
+    """A pull downloads the library and the metadata that name the version; all other layers keep their digests."""
     assert gpu_other.code == 0, gpu_other.stderr
     before, after = layers(gpu_tag), layers(gpu_other.document["tags"][0])
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]

@@ -1,6 +1,7 @@
-"""The real GPU image in a registry: it has no proof, and `verify` says so; what else is known of it still counts.
+"""The real GPU image in a registry: the image has no test result, and `verify` reports this; the signed build statement
+and the SBOM of the image still count.
 
-A push packs its 5.5 GB for minutes and a rebuild makes them again, so only `make test-images` does it.
+A push compresses its 5.5 GB for minutes, and a rebuild writes them again, so only `make test-images` runs these tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The real image of each named project, one at a time: built, audited clean, and holding what its lock says.
+"""The real image of each named project, one image at a time: built, audited without findings other than notes, and with
+the versions that its lock names.
 
-5 GB and some minutes each, so only made by `make test-images`; step-video is built by test_gpu_image.py every time.
+Each image takes 5 GB and some minutes, so only `make test-images` builds these images; step-video is built by
+test_gpu_image.py every time.
 """
 
 from __future__ import annotations

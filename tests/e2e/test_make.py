@@ -1,4 +1,4 @@
-"""The normal case: one image, built, verified, used; and what moves the tag `verified`."""
+"""The normal case: an image is built, verified and used. The tests also show which commands move the tag `verified`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_no_address_and_no_path_of_the_host_is_in_the_image(quick: Proved) -> No
 def test_a_failed_selftest_leaves_verified_where_it_was(
     quick: Proved, broken: Workshop, verified: str, scratch: Path
 ) -> None:
-    """The image of the lock is defective; for this the build record is forged."""
+    """The image of the lock is defective; to make this possible, the build record is forged."""
     here = quick.copy(scratch)
     for record in here.records():
         record.write_text(broken.record("forged", of=record), encoding="utf-8")
@@ -154,7 +154,7 @@ def test_a_failed_selftest_leaves_verified_where_it_was(
 def test_a_required_probe_that_cannot_run_here_proves_nothing(
     quick: Proved, broken: Workshop, verified: str, scratch: Path
 ) -> None:
-    """The torch in the image has no flash attention; for this the build record is forged."""
+    """The torch in the image has no flash attention; to make this possible, the build record is forged."""
     here = quick.copy(scratch).with_required_alone()
     here.project.change(here.name, selftest={"level": "quick", "require": ["env.libs", "attention.flash"]})
     for record in here.records():

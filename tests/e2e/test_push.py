@@ -59,7 +59,7 @@ def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:
 
 
 def test_its_lock_gives_the_same_digests_everywhere(site: Site, run_id: str) -> None:
-    """The manifest's too, in every repository; the layers are written again for this."""
+    """The digest of the manifest is also the same, in every repository; the layers are written again for this test."""
     done = site.team.rebuild(f"{site.place}:verified")
     assert (done.code, done.document["state"]) == (0, "verified"), f"{done.stdout}\n{done.stderr}"
     assert "the lock gives the same image" in done.stderr

@@ -1,4 +1,5 @@
-"""Profiles that share torch, in one command: shared layers once, one that fails, an interruption."""
+"""Profiles that share torch, in one command: their images share layers, one profile fails, and the command is
+interrupted."""
 
 from __future__ import annotations
 

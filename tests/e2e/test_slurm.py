@@ -153,8 +153,8 @@ def tags(name: str) -> set[str]:
 
 
 def test_an_image_is_made_and_verified_without_an_engine(place: Place, remote: str) -> None:
-    """It has the same id as the image in the engine. The nodes' engine pulls it from the registry. Then it is published
-    with its evidence."""
+    """The image has the same id as the image in the engine. The nodes' engine pulls it from the registry. Then it is
+    published with its evidence."""
     before = tags(place.quick.name)
     made = place.start("build").finish(600)
     assert (made.code, made.document["state"], made.document["image"]) == (0, "computed", place.quick.id), made.words
@@ -270,7 +270,7 @@ def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, bare: B
 
 
 def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, broken: Workshop) -> None:
-    """The node reports an h20 and assigns it; in the container it is an A100."""
+    """The node reports an h20 and assigns it; in the container, the GPU is an A100."""
     image = broken.image("other-card")
     program = place.shared / "docker-with-a-card"  # because this engine has no GPU
     place.shared.mkdir()
@@ -285,7 +285,7 @@ def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, b
 
 
 def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:
-    """They run at the same time on different nodes, and each result comes only from its own output."""
+    """The two jobs run at the same time on different nodes, and each result comes only from its own output."""
     other = Place(cluster, quick, scratch / "other")
     begun = [one.start("test", "--record") for one in (place, other)]
     done = [one.finish(400) for one in begun]
@@ -307,7 +307,7 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
 
 
 def test_ranks_on_two_nodes_work_together(place: Place) -> None:
-    """They communicate by this machine's loopback interface, which its two nodes share. Only the containers of
+    """The ranks communicate by this machine's loopback interface, which both nodes share. Only the containers of
     dist.nodes use the network of their node; all other containers have no network."""
     quiet = place.start("test", "--record", "--nodes", "2").finish(120)
     assert quiet.code == 2 and "no interface is set" in quiet.words

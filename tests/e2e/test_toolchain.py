@@ -1,4 +1,4 @@
-"""nvcc in the image, and archives by sha256: built for real, with a torch that is one in name only."""
+"""nvcc in the image, and archives by sha256: built for real, with a stand-in for torch that computes nothing."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ArchiveLayer:
         return strict_and_canonical_json.canonical_digest(content + ([self.folder] if self.folder else []))
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. Raises HashMismatch if the file was damaged, BuildError if it cannot be unpacked or
+        """Write the layer. Raises HashMismatch if the file was damaged, BuildError if the archive cannot be unpacked or
         its nvcc is of another release."""
         found = sha256_file_store.file_digest(self.file)
         if found != self.sha256:
@@ -64,8 +64,8 @@ class ArchiveLayer:
             return write_compressed(_tar(target, (self.folder or FOLDERS[self.kind]).lstrip("/")), packed, plain)
 
     def _require_release(self, home: Path) -> None:
-        """Raise BuildError if nvcc is of another release. It is not run, since the archive may be hostile: the line
-        that `nvcc --version` prints is in its file."""
+        """Raise BuildError if nvcc is of another release. nvcc is not run, because the archive may be hostile: the line
+        that `nvcc --version` prints is read from nvcc's file."""
         file = home / "bin" / "nvcc"
         found = NVCC_RELEASE.search(file.read_bytes()) if file.is_file() else None
         if found is None or found[1].decode() != self.release:

@@ -77,7 +77,8 @@ class VenvLayer:
         )
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. Raises HashMismatch if the tar was damaged, BuildError if it lacks this Python or venv."""
+        """Write the layer. Raises HashMismatch if the tar was damaged, BuildError if the tar lacks this Python or the
+        module venv."""
         debian_base_tar.require_intact(self.base, sha256_file_store.file_digest(self.base))
         interpreter = f"/usr/bin/python{self.python}"
         templates: dict[str, bytes] = {}

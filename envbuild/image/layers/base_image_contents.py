@@ -119,7 +119,8 @@ def known_contents(layers: Sequence[BaseLayerRef], python: str, environment: Map
 
 
 def contents_file(layers: Sequence[BaseLayerRef], python: str, environment: Mapping[str, str]) -> Path:
-    """Return the file in the cache for what `base_contents` reads, with the same parameters. It may be missing."""
+    """Return the file in the cache for what `base_contents` reads, with the same parameters. The file may be
+    missing."""
     content = [VERSION, [layer.diff_id for layer in layers], python, _search_path(environment)]
     key = strict_and_canonical_json.canonical_digest(content)
     return user_folders.cache_folder("image-contents", make=False) / f"{key}.json"
@@ -165,8 +166,8 @@ _ownership = functools.lru_cache(1000)(FolderOwnership)  # most of the many fold
 
 
 def _noter(python: str) -> Callable[[str, Iterator[bytes]], str]:
-    """Return a function that reads those files whose content is needed. It returns the version of a Python, the release
-    of an nvcc, or the text of a template; for any other file an empty text."""
+    """Return a function that reads those files whose content is needed. The function returns the version of a Python,
+    the release of an nvcc, or the text of a template; for any other file an empty text."""
     minor, left = re.escape(python), _ALL_TEMPLATES
     # python3.N may be a hard link to python3.
     has_version = re.compile(rf"(?:.*/)?(?:python(?:3|{minor})?|libpython{minor}[a-z]*\.so[.\d]*)")

@@ -36,8 +36,8 @@ class BaseBlobLayer:
         return strict_and_canonical_json.canonical_digest(["blob", self.digest, self.diff_id])
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. Raises HashMismatch if the file was damaged, which removes it, and BuildError if its tar is
-        not the one that the base image's configuration names."""
+        """Write the layer. Raises HashMismatch if the file was damaged, after removing the file, and BuildError if the
+        tar in the file is not the tar that the base image's configuration names."""
         seen = hashlib.sha256()
         sizes = [0, 0]
 
@@ -125,7 +125,7 @@ class BaseImageFoldersLayer:
 @dataclass(frozen=True)
 class BaseImageNvccLinksLayer:
     """The links that linkers look for, in `folder`, which has CUDA's libraries in a base image. `libraries`: the names
-    in it; `lib64`: the path of a link to it that is missing, or empty."""
+    in `folder`; `lib64`: the path of a missing link to `folder`, or empty."""
 
     folder: str
     libraries: tuple[str, ...]

@@ -70,7 +70,8 @@ class FileTree:
         self._count = 0
 
     def add_layer(self, changes: list[LayerChange]) -> None:
-        """Add the next layer. What it removes is removed from the layers below, whatever the order of its entries.
+        """Add the next layer. Entries that the layer removes are removed from the layers below, whatever the order of
+        the layer's entries.
 
         Raises Malformed for a path outside the root or too long, and for a mark that names no file; Refusal for too
         many files.
@@ -137,7 +138,8 @@ class FileTree:
         return real
 
     def _folder_at(self, real: list[str]) -> TreeFolder:
-        """Return the folder of a path, which is made if it is missing. It replaces a file or a link."""
+        """Return the folder of a path, which is made if it is missing; a new folder replaces a file or a link of that
+        path."""
         folder = self._root
         for part in real:
             inner = folder.get(part)

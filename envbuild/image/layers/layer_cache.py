@@ -50,7 +50,8 @@ class _CacheEntry:
 
 
 def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
-    """Return the cached layer of a recipe, without its files, or None if it is missing or its entry is damaged."""
+    """Return the cached layer of a recipe, without its files, or None if the layer is missing or its entry is
+    damaged."""
     return _known(recipe.key) if recipe.key is not None else None
 
 
@@ -92,7 +93,7 @@ def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object]) -> Writte
     `write` raises."""
 
     def receive(block: bytes) -> None:
-        """Receive the tar, so that its digest is computed too."""
+        """Ignore the tar. Unlike `drop`, this function makes the recipe compute the digest of the tar."""
 
     known = known_layer(recipe)
     layer = recipe.write(watch, receive)

@@ -93,7 +93,8 @@ class WrittenLayer:
 
 
 def drop(block: bytes) -> None:
-    """Receive bytes that nobody needs: if the layer is known, they are not even computed."""
+    """Ignore bytes. For a known layer, `write_layer` does not even compute the bytes that this function would
+    receive."""
 
 
 def write_layer(
@@ -103,8 +104,9 @@ def write_layer(
     known: WrittenLayer | None = None,
 ) -> WrittenLayer:
     """Write a layer. `packed` gets the bytes of its gzip file, `plain` those of the tar in it. Reads every member once,
-    block by block. `known`: the layer as it was written before. Then the digest of the bytes that `packed` or `plain`
-    gets is compared with the known one, and the hash of each member is not: this takes a third of the time or less.
+    block by block. `known`: the layer as it was written before. Then the digests of the bytes that `packed` and `plain`
+    get are compared with the known digests, and the hashes of the members are not checked. This takes at most a third
+    of the time. Bytes that only `drop` would get are not computed.
 
     Raises WheelRefused for a member whose content is not the recorded one, LockError if two files or links have one
     path, or one of them has the path of a folder, and BuildError if the layer is not the known one. What was written
@@ -118,7 +120,7 @@ def write_layer(
 
 
 def require_same_layer(found: str, before: str) -> None:
-    """Raise BuildError if a layer has another digest than before."""
+    """Raise BuildError if the digest of a layer differs from the digest that it had before."""
     if found != before:
         raise BuildError(
             f"not reproducible: a layer has the digest {found}, before {before}",
@@ -153,7 +155,7 @@ class _Writer:
         self, packed: Callable[[bytes], object], plain: Callable[[bytes], object], known: WrittenLayer | None
     ) -> None:
         self._known = known
-        # None: not computed
+        # None: these bytes are neither computed nor compared
         self._packed = None if known and packed is drop else packed
         self._plain = None if known and plain is drop else plain
         self._packed_sha256, self._plain_sha256 = hashlib.sha256(), hashlib.sha256()
@@ -184,7 +186,7 @@ class _Writer:
         return WrittenFile(entry.path, mode, size, sha256)
 
     def written(self, files: Iterable[WrittenFile]) -> WrittenLayer:
-        """Return the layer after its last byte, or raise BuildError if it is not the known one."""
+        """Return the layer, when all its bytes were written. Raises BuildError if the layer is not the known one."""
         digest, diff_id = (f"sha256:{found.hexdigest()}" for found in (self._packed_sha256, self._plain_sha256))
         if self._known is None:
             return WrittenLayer(digest, self._packed_size, diff_id, self._plain_size, tuple(files))

@@ -1,4 +1,5 @@
-"""Finds the links below CUDA_HOME that linkers look for and that the wheels of nvcc lack, and writes their layer."""
+"""Finds the links below CUDA_HOME that linkers look for and that the wheels of nvcc lack, and writes the layer with
+these links."""
 
 from __future__ import annotations
 

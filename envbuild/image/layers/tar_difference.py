@@ -54,7 +54,7 @@ def difference_blocks(first: Path, second: Path) -> Iterator[bytes]:
                 yield tar_header(path, b"0", 0o644)
             else:
                 yield from _copied(stream, wanted[path])
-        # hard links come last, in the order of the second tar, in which each follows its target
+        # hard links come last, in their order in the second tar: there, each comes after the file that it links to
         for path in sorted(links, key=lambda path: wanted[path].start):
             yield from _copied(stream, wanted[path])
     yield b"\0" * 2 * TAR_BLOCK

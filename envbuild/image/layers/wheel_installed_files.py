@@ -233,7 +233,7 @@ class _Installer:
     # RECORD
 
     def _hash(self, row: RecordRow, member: WheelMember) -> str | None:
-        """Return the sha256 of a row, hex, or None if it has none."""
+        """Return the sha256 of a row, hex, or None if the row has no hash."""
         if not row.digest:
             return None
         algorithm, _, text = row.digest.partition("=")

@@ -52,11 +52,11 @@ class WheelLayer:
         )
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer as layer_writer.write_layer does. Of a layer in the cache, only what is received is computed,
-        and its digest shows whether a wheel was damaged since.
+        """Write the layer as layer_writer.write_layer does. If the digests of the layer are cached, only the bytes that
+        `packed` or `plain` uses are computed, and their digest shows whether a wheel was damaged since then.
 
         Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError
-        if a file of one wheel is a folder of another, BuildError if the layer is not the one in the cache.
+        if a file of one wheel is a folder of another, BuildError if the digest of the layer is not the cached one.
         """
         known = layer_cache.known_layer(self)
         if known is None:
@@ -79,8 +79,8 @@ class WheelLayer:
 def files_of_wheels(
     wheels: Iterable[WheelOfLayer], python: str, *, hashed: bool = True
 ) -> Iterator[dict[str, LayerEntry]]:
-    """Yield the files of wheels by path, while the wheels are open. `hashed`: compare the sha256 of each wheel first.
-    Raises HashMismatch and WheelRefused."""
+    """Yield the files of wheels by path, while the wheels are open. `hashed`: first compare the sha256 of each wheel,
+    and raise HashMismatch if it differs. Raises WheelRefused for a wheel that cannot be installed."""
     with contextlib.ExitStack() as stack:
         files: dict[str, LayerEntry] = {}
         for wheel in wheels:

@@ -196,7 +196,8 @@ class WheelReader:
         self._check_lengths(start, end, count)
 
     def _check_lengths(self, start: int, end: int, count: int) -> None:
-        """Check that the entries of the directory fill it exactly: zipfile reads the last one even if it is cut off."""
+        """Check that the entries of the directory fill the directory exactly: zipfile reads the last entry even if that
+        entry is cut off."""
         self._stream.seek(start)
         directory = self._exactly(end - start, None)
         position = 0
@@ -256,7 +257,7 @@ class WheelReader:
             raise self.refused(member.name, "wrong CRC")
 
     def packed_blocks(self, member: WheelMember) -> Iterator[tuple[bytes, bytes]]:
-        """Yield pairs like `blocks`, without the inflated bytes and without checking anything."""
+        """Yield pairs like `blocks`, but with no inflated bytes in any pair, and check nothing."""
         return ((packed, b"") for packed in self._packed(member))
 
     def _packed(self, member: WheelMember) -> Iterator[bytes]:

@@ -1,4 +1,5 @@
-"""Imported by the interpreter of an envbuild under test, by way of PYTHONPATH; does only what the environment asks for.
+"""Imported by the interpreter of an envbuild under test, by way of PYTHONPATH; does only what the environment variables
+ask for.
 
 E2E_HOLD    "STEP start" or "STEP write": stop when that step begins, or when it has a file half written
 E2E_HOLDING the file that appears when the process has stopped; it goes on when the file is removed
