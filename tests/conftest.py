@@ -17,8 +17,8 @@ _SHARED = {
 _ALONE = ("environments", "several", "install", "locked_wheels", "engines")
 # The longest files begin first, so that at the end all workers are busy. The campaigns have their own engine; builds in
 # the shared engine on the same base wait for each other.
-_FIRST = ("images", "GPU images", "tests/chaos/", "stand-ins for torch", "tests/e2e/", "tests/pretend/",
-          "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
+_FIRST = ("images", "GPU images", "tests/chaos/", "stand-ins for torch", "Debian packages", "tests/e2e/",
+          "tests/pretend/", "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
 
 
 def _turn(nodeid: str) -> int:

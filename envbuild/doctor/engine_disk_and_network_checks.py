@@ -47,7 +47,7 @@ def check_engine(host: Host) -> Check:
     found = host.engine
     if found.version is None:
         text = found.fault or "the engine does not answer in time"
-        return Check("engine", "warn" if _engine_is_optional(host) else "fail", f"{text}{_instead(host)}", _START)
+        return Check("engine", "warn" if _clusters(host) else "fail", f"{text}{_instead(host)}", _START)
     return ok("engine", f"Docker {found.version} at {found.host}")
 
 
@@ -55,20 +55,19 @@ def check_buildx(host: Host) -> Check:
     if host.engine.buildx is None:
         remedy = "install docker-buildx (or docker-buildx-plugin); in a checkout: make engine"
         text = host.engine.buildx_fault or "the client does not answer in time"
-        spared = host.engine.version is None and _engine_is_optional(host)
-        return Check("buildx", "warn" if spared else "fail", text, remedy)
+        optional = host.engine.version is None and _clusters(host)
+        return Check("buildx", "warn" if optional else "fail", text, remedy)
     return ok("buildx", host.engine.buildx)
 
 
-def _engine_is_optional(host: Host) -> bool:
-    return host.site is not None and bool(host.site.with_registry)
+def _clusters(host: Host) -> tuple[str, ...]:
+    """The clusters whose registry can receive the images instead of an engine."""
+    return host.site.clusters_with_registry if host.site else ()
 
 
 def _instead(host: Host) -> str:
-    """The end of a message that names the clusters whose registry can receive the images instead of an engine; empty if
-    no such registry is set."""
-    clusters = host.site.with_registry if host.site else ()
-    names = " or ".join(clusters)
+    """The end of a message that names these clusters; empty if there are none."""
+    names = " or ".join(_clusters(host))
     return f"; with --on {names}, the registry of the cluster receives images instead" if names else ""
 
 

@@ -30,12 +30,17 @@ def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
     Checks of GPUs do not count for a CPU profile. Checks of the network do not count if nothing has to be fetched.
     """
     found = list(_missing(host, need)) if need.gpus else []
-    failed = [check for check in relevant(need, checks) if check.status == "fail"]
+    failed = [check for check in relevant(need, checks) if check.status == "fail" or _lacks_engine(check)]
     found += [(f"{check.id}: {check.detail}", check.remedy or "") for check in failed]
     if not found:
         return Check(PROFILE, "ok", f"yes: this machine suits {need.profile}")
     reasons, remedies = (list(dict.fromkeys(item[place] for item in found)) for place in (0, 1))
     return Check(PROFILE, "fail", f"no: {'; '.join(reasons)}", "; ".join(filter(None, remedies)))
+
+
+def _lacks_engine(check: Check) -> bool:
+    """Whether the check warns that only the registry of a cluster can receive images: not this machine."""
+    return check.id in ("engine", "buildx") and check.status == "warn"
 
 
 def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:

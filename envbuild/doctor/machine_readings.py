@@ -192,7 +192,7 @@ class SiteReading:
     names: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     hint: str | None = None
-    with_registry: tuple[str, ...] = ()
+    clusters_with_registry: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

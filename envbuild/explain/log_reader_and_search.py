@@ -247,7 +247,7 @@ class _Index:
             if len(same_shape) < _MOST_OF_ONE_SHAPE:
                 same_shape.append(index)
         self._joined = b"\n".join(shapes)
-        self._foreign = _Foreign(b"\n".join(shape for shape in shapes if not shape.isascii()), characters)
+        self._foreign = _NonAsciiLines(b"\n".join(shape for shape in shapes if not shape.isascii()), characters)
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
         self._where = list(shapes.values())
         words: set[bytes] = set()
@@ -312,7 +312,7 @@ class _Index:
             end = self._starts[shape]
 
 
-class _Foreign:
+class _NonAsciiLines:
     """The shapes of the lines that are not ASCII. Most texts contain a character that occurs in no line, and are
     excluded by this without a search in all lines: even random bytes give only few of the characters of each
     language."""
@@ -329,7 +329,7 @@ class _Foreign:
 class _Words(dict[bytes, bool]):
     """A cache of word -> whether a line may contain this word of a pattern. Each word is searched only once."""
 
-    def __init__(self, ascii_words: bytes, foreign: _Foreign) -> None:
+    def __init__(self, ascii_words: bytes, foreign: _NonAsciiLines) -> None:
         self._ascii_words, self._foreign = ascii_words, foreign
 
     def __missing__(self, word: bytes) -> bool:

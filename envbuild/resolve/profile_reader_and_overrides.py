@@ -130,7 +130,10 @@ def _require(
         return left
 
     for text, place in found.lines if isinstance(packages, list) else ():
-        requirement = _bounded_companion(kept(text, place), torch, exact)
+        left = kept(text, place)
+        requirement = _bounded_companion(left, torch, exact)
+        if requirement != left:
+            notes.append(f"{place.file}:{place.line}: {requirement} is used, because it belongs to torch {torch}")
         if requirement:
             merged.places[("packages", len(packages))] = place
             packages.append(requirement)
@@ -194,7 +197,10 @@ def _bounded_companion(text: str, torch: str, exact: Mapping[str, tuple[str, str
     pinned = any(one.operator in ("==", "===") for one in requirement.specifier)
     if name in exact or pinned or name not in database.torch_index().packages:
         return text
-    requirement.specifier &= SpecifierSet(torch_companions.missing_bound(name, release.version))
+    bound = torch_companions.missing_bound(name, release.version)
+    if not bound:
+        return text
+    requirement.specifier &= SpecifierSet(bound)
     return str(requirement)
 
 

@@ -202,10 +202,9 @@ def links(workplace: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def indexed_cache(links: Path, workplace: Path) -> Project:
-    """A project whose only index is that folder, with a cache that all projects of `indexed` share. Its layers are this
-    machine's: their base is that of the real GPU image, and compressing it takes 17 s."""
+    """A project whose only index is that folder, with a cache that all projects of `indexed` share. Its layers are not
+    this machine's, so that each session writes them."""
     project = Project.create(workplace / "indexed").with_cache(workplace / "indexed", "wheels")
-    project.cached("layers").symlink_to(machine_cache("layers"))
     return project.with_env(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(links), PIP_CONFIG_FILE=os.devnull)
 
 
@@ -214,6 +213,7 @@ def indexed(indexed_cache: Project, scratch: Path, images: None) -> Project:
     """A project whose only index is that folder. Its cache has no sources, archives or compiled extensions of other
     tests; it keeps their wheels, layers and build contexts."""
     for kind in ("sources", "archives", "extensions"):
-        shutil.rmtree(indexed_cache.cached(kind), ignore_errors=True)
+        if indexed_cache.cached(kind).exists():
+            shutil.rmtree(indexed_cache.cached(kind))
     made = Project.create(scratch / "indexed")
     return replace(made, cache=indexed_cache.cache, extra=indexed_cache.extra)

@@ -66,15 +66,17 @@ class Result:
 
 
 def until(what: str, probe: Callable[[], T | None], seconds: float = 60) -> T:
-    """The first truthy value of `probe`; fails naming `what` if none comes in time. The pauses are longer than the
-    probe, which may start processes."""
+    """The first truthy value of `probe`; fails naming `what` if none comes in time. After a probe that takes longer, a
+    longer pause follows, because it starts processes."""
     end = time.monotonic() + seconds
-    while (begin := time.monotonic()) < end:
+    while True:
+        begin = time.monotonic()
         found = probe()
         if found:
             return found
+        if begin > end:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
         time.sleep(min(max(0.02, 4 * (time.monotonic() - begin)), 0.5))
-    raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
 def free_port() -> int:

@@ -28,7 +28,7 @@ def test_no_day_of_the_build_is_in_the_image(with_apt: Proved) -> None:
     assert line.split(":")[2] == "19723"
 
 
-def test_a_second_build_from_nothing_gives_the_same_image(with_apt: Proved, scratch: Path) -> None:
+def test_a_second_build_without_the_cached_packages_gives_the_same_image(with_apt: Proved, scratch: Path) -> None:
     """So the image does not depend on the time at which it is built. The base with the packages is built again too;
     test_clones builds the one without them again. The temporary folder is closed to other users: apt drops to its own
     user only if that user may enter the folder, and that user would then own the files."""

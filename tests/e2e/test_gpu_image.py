@@ -1,7 +1,8 @@
 """A real GPU image, built on a machine without a GPU: step-video, torch 2.3.1 with cuBLAS overridden, 5.5 GB.
 
-A second image with another cuBLAS, and one with a foreign cuBLAS, are only built by `make test-images`: on stand-ins
-for torch, test_toolchain.py and test_audit.py show the same.
+A second image with another cuBLAS, and one with a foreign cuBLAS, are only built by `make test-images`. `make test`
+shows with stand-ins for torch which layers change (test_toolchain.py) and what the audit finds (test_audit.py), and not
+the size of the changed layers, nor which cuBLAS a real torch loads.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ def stream_layer(
         return _written(recipe, packed, plain)
     layer = write_blob(recipe, _blobs())
     blob = _blob(_blobs(), layer)
-    with blob.open("rb") as stream:
-        _copy(stream, packed)
+    if packed is not drop:
+        with blob.open("rb") as stream:
+            _copy(stream, packed)
     if plain is not drop:
         with cast(IO[bytes], igzip.open(blob, "rb")) as stream:  # type: ignore[no-untyped-call]
             _copy(stream, plain)

@@ -71,7 +71,8 @@ LayerEntry = LayerFile | LayerFolder | LayerLink
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file or link of a written layer. `sha256`: that of its content, hex; None for a link."""
+    """A file or link of a written layer. `sha256`: that of its content, hex; None for a link, and for a file whose
+    content was not hashed because the layer is known."""
 
     path: str
     mode: int
@@ -83,7 +84,7 @@ class WrittenFile:
 @dataclass(frozen=True)
 class WrittenLayer:
     """A layer. `digest`, `size`: those of the compressed layer; `diff_id`, `diff_size`: those of the tar in it. Both
-    digests begin with "sha256:". `files`: its files and links in order; empty unless `write_layer` just wrote it."""
+    digests begin with "sha256:". `files`: its files and links in order; empty for a layer that is not new."""
 
     digest: str
     size: int
@@ -105,8 +106,8 @@ def write_layer(
 ) -> WrittenLayer:
     """Write a layer. `packed` gets the bytes of its gzip file, `plain` those of the tar in it. Reads every member once,
     block by block. `known`: the layer as it was written before. Then the digests of the bytes that `packed` and `plain`
-    get are compared with the known digests, and the hashes of the members are not checked. This takes at most a third
-    of the time. Bytes that only `drop` would get are not computed.
+    get are compared with the known digests, and the hashes of the members are not checked. Bytes that only `drop` would
+    get are not computed. This takes a fifth of the time for `packed` alone, and two thirds for `plain`.
 
     Raises WheelRefused for a member whose content is not the recorded one, LockError if two files or links have one
     path, or one of them has the path of a folder, and BuildError if the layer is not the known one. What was written

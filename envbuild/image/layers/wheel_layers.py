@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.fetch import sha256_file_store
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_writer import (
     WRITER_VERSION,
@@ -16,7 +17,7 @@ from envbuild.image.layers.layer_writer import (
 )
 from envbuild.image.layers.metadata_overrides import overriding_files
 from envbuild.image.layers.wheel_installed_files import installed_files
-from envbuild.image.layers.wheel_reader import WheelReader, open_wheel
+from envbuild.image.layers.wheel_reader import open_wheel
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError, HashMismatch, LockError
@@ -64,8 +65,9 @@ class WheelLayer:
         try:
             return self._write(packed, plain, known)
         except (BuildError, LockError):
-            with files_of_wheels(self.wheels, self.python):  # raises HashMismatch if a damaged wheel is the reason
-                raise
+            for wheel in self.wheels:  # a damaged wheel may be the reason
+                _require_sha256(sha256_file_store.file_digest(wheel.file), wheel)
+            raise
 
     def _write(
         self, packed: Callable[[bytes], object], plain: Callable[[bytes], object], known: WrittenLayer | None
@@ -86,13 +88,12 @@ def files_of_wheels(
         for wheel in wheels:
             reader = stack.enter_context(open_wheel(wheel.file))
             if hashed:
-                _require_sha256(reader, wheel)
+                _require_sha256(reader.sha256(), wheel)
             files |= {entry.path: entry for entry in installed_files(reader, python)}
         yield files
 
 
-def _require_sha256(reader: WheelReader, wheel: WheelOfLayer) -> None:
-    found = reader.sha256()
+def _require_sha256(found: str, wheel: WheelOfLayer) -> None:
     if found != wheel.sha256:
         raise HashMismatch(
             f"{wheel.file} is not the locked wheel: sha256 {found}, locked {wheel.sha256}",

@@ -1,6 +1,6 @@
 """Reads a wheel by seeking, without unpacking it, and refuses a zip file that two readers could understand differently.
 
-Every member is verified while it is read: its deflate stream ends exactly at the recorded size, and its CRC agrees.
+Every member is verified while it is inflated: its deflate stream ends exactly at the recorded size, and its CRC agrees.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class ImageStore(Protocol):
         ...
 
     def holds(self, image: Image) -> bool:
-        """Whether the store has an image that `find` returned, so that no layer must be sent."""
+        """Whether the store has an image that `find` returned, so that no layer must be sent. False, with a note, if
+        the registry does not answer."""
         ...
 
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:

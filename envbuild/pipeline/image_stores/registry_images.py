@@ -21,7 +21,7 @@ from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_client import Repository
 from envbuild.runners.runner_interface import Watch
-from envbuild.util.errors import BuildError
+from envbuild.util.errors import BuildError, NetworkError
 
 
 def write_image(context: StepContext, recipe: Recipe, *, no_cache: bool) -> tuple[OciImage, Sequence[CompiledRecord]]:
@@ -54,7 +54,11 @@ class RegistryImages:
         return next(map(lock_image_lookup_and_recipe.recorded_image, records), None)
 
     def holds(self, image: Image) -> bool:
-        return registry_push.find_pushed(self._place, image.id) is not None
+        try:
+            return registry_push.find_pushed(self._place, image.id) is not None
+        except NetworkError as error:
+            self._context.note(f"{self._place.reference.repository} did not answer: {error.message}")
+            return False
 
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
         """Runs those of the steps "build", "push" and "audit" that are needed. Raises BuildError before the upload if

@@ -73,10 +73,14 @@ def test_the_index_that_fails_is_named_and_the_others_are_cleared() -> None:
 
 @pytest.mark.parametrize(("clusters", "status"), [((), "fail"), (("slurm",), "warn")])
 def test_the_registry_of_a_cluster_replaces_a_missing_engine(clusters: tuple[str, ...], status: str) -> None:
-    login = Host("node", "", cpu_memory_and_os.unread(), site=SiteReading("config.yaml", with_registry=clusters))
+    login = Host(
+        "node", "", cpu_memory_and_os.unread(), site=SiteReading("config.yaml", clusters_with_registry=clusters)
+    )
     engine = engine_disk_and_network_checks.check_engine(login)
     buildx = engine_disk_and_network_checks.check_buildx(login)
     assert (engine.status, buildx.status) == (status, status)
     assert ("with --on slurm, the registry of the cluster" in engine.detail) is bool(clusters)
     old = replace(login, engine=replace(login.engine, version="26.1.5"))
     assert engine_disk_and_network_checks.check_buildx(old).status == "fail", "an engine that is there builds with it"
+    suits = machine_checks_and_suitability.suits(login, Need("cpu", ()), [engine, buildx])
+    assert (suits.status, "engine: " in suits.detail) == ("fail", True), "nothing can be built or tested here"

@@ -189,7 +189,6 @@ import sys
 from pathlib import Path
 from envbuild.image.layers.layer_cache import write_blob
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
-from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 wheel, sha256, folder = sys.argv[1:]
 recipe = WheelLayer("3.11", (WheelOfLayer(Path(wheel), sha256),))
 print("begins", flush=True)
