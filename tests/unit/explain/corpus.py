@@ -15,7 +15,11 @@ from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
-PARTS = ("develop", "collected", "collected-2", "collected-3", "collected-4", "recent", "held-out", "recent-held-out")
+PARTS = (
+    "develop",
+    *("collected", "collected-2", "collected-3", "collected-4", "collected-5"),
+    *("recent", "held-out", "recent-held-out"),
+)
 UNSEEN = "recent-held-out"
 """The part whose single results nobody looks at: only its score is reported, and no test names one of its logs."""
 SEALED = ("sealed", "sealed-2")
