@@ -104,6 +104,7 @@ def read(log: Log) -> Reading:
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
         ("traceback-cut", _traceback_cut(log)),
+        ("memory-of-others", not _MEMORY_OF_OTHERS.isdisjoint(statements)),
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
@@ -114,6 +115,8 @@ def read(log: Log) -> Reading:
     )  # fmt: skip
 
 
+_MEMORY_OF_OTHERS = frozenset({"others-hold-memory", "memory-free-after-closing"})
+"""The statements that show that other processes hold the GPU's memory."""
 _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received signal SIGINT"
 """Shows that the user interrupted the program, for example because it hung."""
 
