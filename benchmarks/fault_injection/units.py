@@ -184,8 +184,8 @@ def _repeat(context: Context) -> Iterator[Unit]:
         yield Unit(f"steps {dtype}", functools.partial(run, dtype=dtype))
 
 
-# Probe -> its units at the context's level, on the CPU. Probes that are missing here compute nothing with aten
-# operators in this process, or are skipped on the CPU.
+# Probe -> a function that gives its units, at the level of the context's job, on the CPU. Probes that are missing here
+# compute nothing with aten operators in this process, or are skipped on the CPU.
 PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "transfer": _transfer,
     "gemm.crash": _crash,

@@ -97,8 +97,8 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
 
 
 def _missing_in_layers(in_layers: Sequence[Envelope], bundles: Layers, kinds: Collection[str]) -> list[Attestation]:
-    """The statements of these kinds that are in bundles, but not in cosign's list: another machine has written the list
-    at the same time."""
+    """The statements of these kinds that the bundles have and cosign's list lacks: for example, two machines wrote the
+    list at the same time and one list was lost, or a push was interrupted."""
     seen = {_identity(envelope) for envelope in in_layers}
     missing = []
     for item, found in bundles:

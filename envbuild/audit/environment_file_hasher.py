@@ -234,7 +234,9 @@ class _Listing:
 
     def _walk(self, budget: _Budget, skip: frozenset[str], *, libraries: bool) -> None:
         left, links = [(self.root, "", False)], list[tuple[str, str, bool]]()
-        while left or links:  # links last: a link must not hide the files of a real folder
+        # Links to folders last, so that the files of a folder are listed under its own path, and not under that of a
+        # link to it.
+        while left or links:
             folder, below, linked = left.pop() if left else links.pop(0)
             real = os.path.realpath(folder)
             if real in self._seen:  # links may lead in a circle

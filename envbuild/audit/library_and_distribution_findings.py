@@ -22,7 +22,7 @@ _MOST_REQUIREMENTS = 50
 @dataclass(frozen=True)
 class VersionMismatch:
     """A version that is not as expected. `found`: null if the distribution is not installed; `expected`: a version, or
-    a requirement such as >=2."""
+    a requirement such as >=2; empty if any version will do."""
 
     name: str
     found: str | None

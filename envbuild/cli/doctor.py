@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cluster", metavar="HOSTS",
-    help="Compare nodes: a YAML file with hosts: [...], a folder of files that -o wrote, or the word slurm for the "
-    "nodes of the current job.",
+    help="Compare nodes. HOSTS is a YAML file with hosts: [...], or a folder of files that doctor -o wrote, or the "
+    "word slurm for the nodes of the current job.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", "output", type=FILE, metavar="FILE",

@@ -147,7 +147,7 @@ def command(
         _list(as_json)
         return
     if not names:
-        raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
+        raise UsageError("name a profile", hint="for example: envbuild test cpu; envbuild show lists the profiles")
     probe_catalogue_reader.refuse_unknown(probes)
     if reference and python:
         raise UsageError("--image and --python exclude each other")

@@ -344,8 +344,8 @@ def libraries_of(release: TorchRelease) -> dict[str, str]:
 
 
 def libraries_of_local_build(version: str) -> dict[str, str]:
-    """Short name -> version of the libraries that are installed with a build of torch with a local label. Empty if its
-    libraries are unknown."""
+    """Short name -> version of the libraries that are installed with a build of torch with a local label. Empty if the
+    build's libraries are unknown."""
     build = local_builds().get(version)
     return _short_names(build.pins) if build else {}
 

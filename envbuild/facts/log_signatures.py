@@ -102,8 +102,8 @@ class SignatureAdvice(FactRow):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Symptom(FactRow):
     """A class of failures. `lines`: patterns of lines that show it. `needs`: if set, one of these patterns must also
-    match in the log. `of_gpu`: whether the log must also show that the program uses GPUs. `decide`: how to distinguish
-    its causes."""
+    match in the log. `of_gpu`: if true, a log shows the symptom only if it also shows that the program uses GPUs.
+    `decide`: how to distinguish its causes."""
 
     symptom: SymptomClass
     lines: Patterns

@@ -1,5 +1,5 @@
-"""Lists package names that belong to an unrelated package on the index. They are refused wherever a package is
-named."""
+"""Lists package names that belong to an unrelated package on the index. They are refused wherever a package of the
+index is named. Under `extensions`, which are built from source, such a name is allowed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Options:
     builder: str | None = None  # name of a buildx builder, if not the engine's default
     unproved: bool = False  # build even what cannot be verified here
     accept_old: tuple[str, ...] = ()  # packages that may be far behind their newest release
-    line_reason: str = "the default"  # what decided which line of the GPU is built
+    line_reason: str = "the default"  # why this CUDA line of the GPU is built, such as an option or the driver
 
     @property
     def trial(self) -> bool:

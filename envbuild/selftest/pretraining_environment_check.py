@@ -34,9 +34,10 @@ def main(document: Mapping[str, Any]) -> int:
     """Run the check and return the exit status: 0 (no fault), 5 (faults), or 128 + the number of the signal that
     interrupted it.
 
-    `document`: {"profile": its name, "lock": its short id, "job": a job document, whose nonce is replaced, "remedies":
-    [{"when": {key: pattern}, "remedy": text}, ...]}. A remedy applies if, for each key of "when", the value in the
-    probe's result or traits matches the pattern. The first remedy that applies is printed.
+    `document`: {"profile": the profile's name, "lock": the lock's short id, "job": a job document (its nonce and
+    threads are replaced), "remedies": [{"when": {key: pattern}, "remedy": text}, ...]}. A remedy applies if, for each
+    key of "when", the value in the probe's result or traits matches the pattern. The first remedy that applies is
+    printed.
     """
     who = "envbuild check: {}{}".format(document["profile"], _place())
     job = dict(document["job"], nonce=os.urandom(16).hex(), threads=_threads())

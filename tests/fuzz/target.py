@@ -28,7 +28,7 @@ whole has 64 MiB, and a parsed one is some ten times that."""
 
 @dataclass(frozen=True)
 class Target:
-    """A reader of untrusted input. `run` tries one input, and asserts what must hold of the result; the only other
+    """Code that takes untrusted input. `run` tries one input, and asserts what must hold of the result; the only other
     error that it may raise is EnvbuildError. `share`: a target with the share 2 gets twice as many of the campaign's
     inputs as a target with the share 1; the share is larger if an input takes little time."""
 

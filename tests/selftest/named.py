@@ -41,8 +41,8 @@ DRIVER: dict[str, list[str]] = {
 
 
 class World(NamedTuple):
-    """A failure of NCCL between two GPUs: NCCL's version, the kind, the step, the setting that avoids it, and the GPUs'
-    compute capabilities and name."""
+    """A failure of NCCL between two GPUs: NCCL's version, the kind of failure, the step of dist.staged that fails, the
+    environment variable that avoids it, the compute capabilities of the GPUs, and their common name."""
 
     nccl: str
     failure: str

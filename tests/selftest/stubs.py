@@ -27,7 +27,8 @@ static long value(const char *name, long otherwise)
 static const char *text(const char *name, const char *none) { const char *t = getenv(name); return t ? t : none; }
 """
 # STUB_CARDS describes each GPU: "name=NVIDIA H20,total=96;name=NVIDIA H200,ecc=5"; missing values are those of a sound
-# GPU. A handle is the number of the GPU, counted from 1, or a letter of its bus id, for STUB_ECC and the like.
+# GPU, unless other variables such as STUB_ECC set them. A handle is the number of the GPU, counted from 1, or a letter
+# of its bus id, for STUB_ECC and the like.
 _CARDS = """
 static const char *part(long card, const char *name)
 { const char *t = text("STUB_CARDS", ""); long n = strlen(name);

@@ -1,5 +1,5 @@
-"""Reads from the layers of a base image what envbuild needs to know: its Python, its CUDA toolkit, and the owners and
-modes of its folders.
+"""Reads from the layers of a base image what envbuild needs to know: its Python, its CUDA toolkit, where its links lead
+from the toolkit's usual folders, and the owners and modes of its folders.
 
 Reading the layers of a large image takes a minute, so the result is kept in the cache, with a hash of itself.
 """

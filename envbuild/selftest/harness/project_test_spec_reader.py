@@ -12,7 +12,8 @@ from typing import Any, Callable
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # profile's name -> torch's name
 LAYOUTS = ("nn", "nt", "tn", "tt")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # the script is written to a file of this name
+# what the name of a script may be: the script is written to a file with its name
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 _MOST_BYTES = 256 << 10
 _SIZES = ("m", "k", "n")
 _ATTENTION_SIZES = ("heads", "length", "depth")

@@ -80,7 +80,7 @@ IMAGE = "registry.example:5000/team/sample"
 
 
 def ci(system: str, *arguments: str, name: str = "sample") -> tuple[str, dict[str, Any]]:
-    """Return the printed text, and its jobs."""
+    """Run `export ci`. Return what it prints, and the jobs in that text."""
     result = envbuild("export", "ci", system, name, "--image", IMAGE, *arguments)
     assert result.code == 0, result.stderr
     found = yaml.safe_load(result.stdout)

@@ -24,7 +24,9 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "filters": (1, 2, 3, 4, 5, 7, 8, 12, 17, 33),
     "groups": (*["one"] * 3, "two", "three", "depthwise", "depthwise twice"),
     "wide": ("nothing", "nothing", "images", "channels", "filters", "length"),
-    "multiple": (16, 32, 64, 128),  # the size of the wide dimension is `multiple` + `past`
+    # The number or length that `wide` names is `multiple` + `past`, or less if there would be too many products. The
+    # large length of a one-dimensional tensor is LONG[`multiple`] + `past` instead.
+    "multiple": (16, 32, 64, 128),
     "past": (-7, -3, -1, 0, 1, 2, 5, 8),
     "length": (4, 5, 7, 8, 9, 12, 15, 16, 17),
     "width": (3, 4, 5, 6, 7, 9),

@@ -1,4 +1,5 @@
-"""gemm.crash: the shapes that crashed processes, and many similar shapes.
+"""gemm.crash: the profile's own shapes, shapes that crashed processes, and, from the level standard on, many similar
+shapes.
 
 On some Hopper GPUs, cuBLAS of CUDA 11.8 to 12.4.0 divides by zero while it chooses an algorithm on the host, before any
 kernel runs. This depends on the shape, not on the values. So the probe mainly tests that the process survives; it

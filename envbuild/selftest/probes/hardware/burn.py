@@ -69,9 +69,9 @@ PRECISIONS = (
     Precision("fp32", torch.float32, (0, 0)),
     Precision("fp64", torch.float64, (0, 0)),
 )
-# Compute capabilities whose SMs add or multiply 32 or 64 float64 numbers per clock. Others do 2 or 4, so that float64
-# would take nearly all of the time (CUDA C++ Programming Guide, throughput of arithmetic instructions). (0, 0) is the
-# CPU.
+# Compute capabilities of GPUs that are fast in float64: an SM adds or multiplies 32 or 64 numbers per clock. On other
+# GPUs it does 2 or 4, and float64 products would take nearly all of the time (CUDA C++ Programming Guide, throughput of
+# arithmetic instructions). (0, 0) is the CPU.
 FAST_FLOAT64 = ((0, 0), (6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 
 

@@ -1,8 +1,9 @@
 """optim.apex: FusedAdam over lists of tensors, step by step against Adam in float64.
 
-Each step is checked separately. The reference starts each step from the parameters that the optimizer stored in the
-previous step, and computes its moments only from the gradients. All values repeat with a prime period, so that a chunk
-in the wrong position is detected.
+Each step is checked separately. The reference starts each step from the parameters (or the master weights) that the
+optimizer stored in the previous step. It computes the moments itself from the gradients and does not take the
+optimizer's; the last paragraph names the exception. All values repeat with a prime period, so that a chunk in the wrong
+position is detected.
 
 The tested features come from apex's sources at 6424da3b (2026-07-08). They are parameters in three dtypes, moments in
 float32, and three variants: plain, `capturable` (step and rate on the device), and `capturable` with float32 master
