@@ -47,7 +47,7 @@ RUN_ELSEWHERE = {
     "audit registry/image:tag": "tests/e2e/test_images.py::test_it_audits_clean_and_has_loaded_what_is_locked",
     "bisect": "tests/e2e/test_frontends.py::test_bisect_finds_the_version_and_leaves_everything_as_it_was",
     "bisect h20": "tests/e2e/test_frontends.py::test_bisect_searches_the_gpu_first_and_leaves_nothing_behind",
-    "build": "tests/e2e/test_apt.py::test_a_second_build_from_nothing_gives_the_same_image",
+    "build": "tests/e2e/test_apt.py::test_a_second_build_without_the_cached_packages_gives_the_same_image",
     "doctor": "tests/unit/cli/test_doctor.py::test_doctor_for_a_profile_checks_that_the_index_has_its_wheels",
     "doctor --cluster": "tests/unit/doctor/test_node_comparison.py::test_the_odd_node_is_named_through",
     "fix": "tests/unit/repair/test_repair_plan.py::test_the_command_prints_the_fix",
