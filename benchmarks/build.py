@@ -142,8 +142,6 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
                 rounds.one(way, number)
         if "here" in only:
             rounds.here(ours)
-        if "engine" in only:
-            rounds.loaded(ours)
         if "direct" in only:
             rounds.without_engine(ours, number)
     if "plain" in only:
@@ -155,6 +153,9 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
         rest.audit(rounds, ours)
         for _ in range(runs):
             rest.commands(rounds)
+    if "engine" in only:  # empties the engine
+        for _ in range(runs):
+            rounds.loaded(ours)
     if "shared" in only:
         rounds.shared(ours)
     if "pulls" in only and uv:
