@@ -83,7 +83,7 @@ def main() -> None:
     document = {
         "machine": described(), "load": loads, "runs": arguments.runs,
         "minutes": (time.monotonic() - begin) / 60, **facts,
-        "cases": {**before.get("cases", {}), **found},
+        "cases": _merged(before.get("cases", {}), found),
     }  # fmt: skip
     table.write(document)
     if cut:
@@ -174,6 +174,11 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
 def _kept(arguments: argparse.Namespace) -> bool:
     """Whether to keep the values of an earlier run together with the new ones."""
     return set(arguments.only) < set(CASES) and (RESULTS / "build.json").is_file()
+
+
+def _merged(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Replace the values of each case and way that were measured again."""
+    return {case: {**before.get(case, {}), **found.get(case, {})} for case in {**before, **found}}
 
 
 def _may_use(folder: Path) -> bool:
