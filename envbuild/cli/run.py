@@ -72,6 +72,8 @@ def command(
         return
     if plan.diagnosis.healthy:
         _say("nothing to fix; the program starts unchanged")
+    for problem, remedy in plan.diagnosis.by_hand:
+        _say(f"not fixed: {problem}; fix: {remedy}")
     for name, value in environment.variables.items():
         _say(f"unset {name}" if value is None else f"{name}={shlex.quote(value)}")
     if environment.libraries:

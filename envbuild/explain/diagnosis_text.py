@@ -11,7 +11,7 @@ import shlex
 import textwrap
 import unicodedata
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.explain import cause_ranking, explanation_document
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
@@ -120,6 +120,7 @@ def _match(
             *named,
             *(("save the log to a file, and write its name for LOG",) if fix and "LOG" in fix.split() else ()),
             *((_CONFLICT,) if _overridden(match, situation) else ()),
+            *_no_torch_for_driver(match, situation),
         ),
         commands=(*((("envbuild", _with_remark(fix)),) if fix else ()), *fix_commands(match, situation)),
     )
@@ -167,10 +168,28 @@ def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[
             yield tool, " && ".join(f"{install} {shlex.join(words)}" for words in lists)
     if conda or packages:
         yield "conda", f"conda install {shlex.join([*conda, *packages])}"
+    if match.advisory and match.advisory.by_library_path:
+        yield "shell", "unset LD_LIBRARY_PATH"
     for name, value in write.get("env", {}).items():
         yield "shell", f"export {name}={shlex.quote(value)}"
+    for package, variables in match.change.env_with.items():
+        for name, value in variables.items() if package not in situation.distributions else ():
+            yield "shell", f"export {name}={shlex.quote(value)}   # if the program uses {package}"
     for line in advisory_remedy.yaml_lines(write):
         yield "profile", line
+
+
+def _no_torch_for_driver(match: SignatureMatch, situation: Situation) -> Iterator[str]:
+    """Yields a remark if the log's driver runs no torch release that fixes the cause."""
+    if situation.driver is None or match.change.torch is None or "torch" in match.write:
+        return
+    release = advisory_remedy.written(match.change, replace(situation, driver=None))
+    if "torch" in release:
+        minimum = database.driver_minimum(release["cuda"]).compatible
+        yield (
+            f"driver {situation.driver} does not run the CUDA {release['cuda']} of torch {release['torch']}, "
+            f"which needs driver {minimum}"
+        )
 
 
 def _wheels(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:

@@ -44,10 +44,10 @@ class EvidenceOfCause:
 class CauseRow:
     """A cause. `advisory`: its id, null for a cause that does not depend on a version. `change`: the versions that fix
     it, as bounds; `profile_change`: the same change as keys and values of a profile. `profile`: the name of the profile
-    that the commands contain; if `profile` is null, the commands contain NAME instead. `fix_command`: the command that
-    shows how to fix the active environment, with LOG for a log from standard input; null for a possible cause, and for
-    a cause that other versions do not fix. `command`: tests the fix. `missing_facts`: facts that the log lacks and on
-    which the diagnosis depends, each with the command that shows it."""
+    that the commands contain; if it is null, they contain NAME instead. `fix_command`: the command that shows how to
+    fix the active environment, with LOG for a log from standard input; null for a possible cause, and for a cause that
+    neither other versions nor a variable fix. `command`: tests the fix. `missing_facts`: facts that the log lacks and
+    on which the diagnosis depends, each with the command that shows it."""
 
     id: str
     advisory: str | None
@@ -175,9 +175,11 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
 
 
 def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
-    """Returns the command that shows how to fix the active environment; None if no other versions fix the cause. LOG in
-    the command stands for a log that was read from a pipe."""
-    if match.advisory is None or not {"torch", "pins", "packages"} & match.write.keys():
+    """Returns the command that shows how to fix the active environment; None if neither other versions nor a variable
+    fix the cause. LOG in the command stands for a log that was read from a pipe."""
+    if match.advisory is None:
+        return None
+    if not (match.advisory.by_library_path or {"torch", "pins", "packages", "env"} & match.write.keys()):
         return None
     return shlex.join(["envbuild", "fix", *dict.fromkeys(map(_argument, files)), "--here"])
 
@@ -228,5 +230,6 @@ def change(wanted: Change) -> dict[str, Any]:
         "pins": {name: str(versions) for name, versions in wanted.pins.items()},
         "driver": str(wanted.driver) if wanted.driver else None,
         "env": dict(wanted.env),
+        "env_with": {name: dict(variables) for name, variables in wanted.env_with.items()},
     }
     return {key: value for key, value in changes.items() if value}

@@ -181,12 +181,13 @@ class Shows:
 @dataclass(frozen=True, config=STRICT)
 class Change:
     """The changes to a profile that fix a fault; empty if no change does. `pins`: short library name or distribution ->
-    versions."""
+    versions. `env`: variables; `env_with`: distribution -> variables that only matter if it is installed."""
 
     pins: Mapping[str, Spec] = Field(default_factory=dict)
     torch: Spec | None = None
     driver: Spec | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
+    env_with: Mapping[Name, Mapping[str, str]] = Field(default_factory=dict)
 
 
 def _stating(match: Match) -> Match:
@@ -226,6 +227,11 @@ class Advisory(FactRow):
             for keys in self.signature
             if keys
         )
+
+    @property
+    def by_library_path(self) -> bool:
+        """Whether LD_LIBRARY_PATH causes the fault, so that the variable without the folder is a fix."""
+        return any("ld-library-path" in match.environment for match in self.match)
 
     def holds(self, situation: Situation) -> bool:
         return any(match.holds(situation) for match in self.match)

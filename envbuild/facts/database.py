@@ -21,7 +21,18 @@ from pydantic.dataclasses import dataclass
 
 from envbuild.facts import fact_file_reader, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation, holding
-from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Sources, Specifier, Status, Text
+from envbuild.facts.fact_field_types import (
+    STRICT,
+    Capability,
+    FactRow,
+    Name,
+    Release,
+    Sources,
+    Specifier,
+    Status,
+    Text,
+    is_version,
+)
 from envbuild.facts.gpu_fact_types import Gpu
 
 
@@ -249,6 +260,13 @@ def driver_minimum(cuda: str) -> DriverMinimum:
         return DriverMinimum(None, None)
     toolkit = toolkits().get(".".join(map(str, (*release, 0, 0)[:3])))
     return DriverMinimum(toolkit.driver if toolkit else None, _compatible().get(release[0]))
+
+
+def driver_runs(cuda: str, driver: str) -> bool:
+    """Whether a driver is at least the oldest one that runs programs of this CUDA major version. True if `driver`
+    is not a version: it may be any text in a log or from an environment."""
+    minimum = driver_minimum(cuda).compatible
+    return minimum is None or not is_version(driver) or Version(driver) >= Version(minimum)
 
 
 @cache

@@ -132,7 +132,7 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
     if plan.diagnosis.healthy:
         return
     yield from _loaded(plan.libraries)
-    if plan.commands or plan.overrides:
+    if plan.printed or plan.overrides:
         yield "Fix:"
         yield from _commands(plan)
     for what, remedy in plan.diagnosis.by_hand:
@@ -140,9 +140,9 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
         yield f"  fix: {remedy}"
     for warning in plan.warnings:
         yield f"Warning: {warning}"
-    if plan.refused and (plan.commands or plan.overrides or not plan.diagnosis.changes.empty):
+    if plan.refused and (plan.printed or plan.overrides or not plan.diagnosis.changes.empty):
         yield f"--apply would refuse: {plan.refused[0]}; {plan.refused[1]}"
-    elif apply and (plan.commands or plan.overrides):
+    elif apply and (plan.printed or plan.overrides):
         yield "To let envbuild run these commands, back up the replaced files and test the result:"
         yield f"  {apply}"
     if prove:

@@ -150,10 +150,15 @@ class RepairPlan:
         return (*self.commands, *(pin.command for pin in self.metadata))
 
     @property
+    def by_user(self) -> tuple[Command, ...]:
+        """The commands that change variables of the shell, which only the user can run."""
+        return tuple(command for command in self.commands if command.shell)
+
+    @property
     def state(self) -> Literal["healthy", "fixable", "by-hand"]:
         if self.diagnosis.healthy:
             return "healthy"
-        return "fixable" if self.commands or self.overrides else "by-hand"
+        return "fixable" if self.printed or self.overrides else "by-hand"
 
 
 def plan_repair(
@@ -263,7 +268,7 @@ class _Steps:
             argv = (*manager.pip("install"), "--no-deps", self._reinstall, *changes.reinstall)
             yield Command("install overwritten files again", argv)
         for name, value in changes.variables.items():
-            yield Command("in the shell or job script that starts the program", ("export", f"{name}={value}"), True)
+            yield Command(_IN_SHELL, ("export", f"{name}={value}"), True)
 
     def _torch(self) -> Iterator[Command]:
         torch, owner = self.changes.torch, self._conda_owner("torch")
@@ -429,8 +434,12 @@ class _Steps:
             if owned:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
                 return text, f"run the conda commands above{_or_unchanged(self.changes, self.source)}"
-        if not any(not command.shell for command in commands):
-            return "the fix only changes shell variables, or must be done by hand", "see above"
+        if all(command.shell for command in commands) and not any(self.metadata()) and not self.overrides():
+            lines = "; ".join(command.text for command in commands)
+            if not lines:
+                return "the fix must be done by hand", "see above"
+            hint = f"envbuild cannot set variables of your shell; {_IN_SHELL}: {lines}"
+            return "the fix only changes shell variables", hint
         locked = [folder for folder in package_folders(manager.prefix, self.held) if not os.access(folder, os.W_OK)]
         if locked:
             return (
@@ -488,12 +497,16 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     torch = held.torch
     given = loader_input(held)
     if torch is None or given is None:
-        return [], [], []
+        return [], [_UNSET_ELSEWHERE] if changes.library_path else [], []
     before = dynamic_loader_search.loaded_files(given)
     libraries = [copy for pin in changes.pins for copy in group_sonames(held, pin.library, before)]
+    foreign_paths = {copy.path for copy in required_changes.foreign_on_library_path(held)}
+    moved = [name for name, file in before.items() if file.path in foreign_paths and name not in libraries]
     # The new files come last, because a new file may have the path of a leftover.
     planned = {**dict.fromkeys(changes.leftovers), **_planned(held, changes)}
-    after_input, shells = replace(given, planned=planned), []
+    after_input, shells = replace(given, planned=planned), list[Command]()
+    if changes.library_path:
+        after_input = replace(after_input, library_path=_own_library_path(held, given.library_path))
     after = dynamic_loader_search.loaded_files(after_input)
     own = {path for path in planned if planned[path]} | {
         copy.path for pin in changes.pins for copy in held.libraries if copy.distribution == pin.distribution
@@ -511,10 +524,15 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     ):
         if was != now:
             argv = ("export", f"{name}={now}") if now else ("unset", name)
-            does = f"{name} leads to a different copy; in the shell or job script that starts the program"
+            left_out = [part for part in _entries(was) if part not in _entries(now)]
+            does = f"{name} leads to a different copy, by {', '.join(left_out)}; {_IN_SHELL}"
             shells.append(Command(does, argv, True))
+    if changes.library_path and given.library_path == after_input.library_path:
+        shells.append(_UNSET_ELSEWHERE)
     versions = {pin.library: pin.version for pin in changes.pins}
     rows, warnings = [], []
+    if changes.library_path:
+        rows += [_outcome(held, name, before.get(name), after.get(name), set(), {}) for name in moved]
     for name in libraries:
         row = _outcome(held, name, before.get(name), after.get(name), own, versions)
         rows.append(replace(row, after=None, after_version=None, after_way=None) if changes.torch else row)
@@ -527,6 +545,26 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
                 "envbuild audit"
             )
     return rows, shells, warnings
+
+
+_IN_SHELL = "in the shell or job script that starts the program"
+_UNSET_ELSEWHERE = Command(
+    f"here LD_LIBRARY_PATH leads to no other CUDA library: {_IN_SHELL}, remove the CUDA folder from it, or unset it",
+    ("unset", "LD_LIBRARY_PATH"),
+    True,
+)
+
+
+def _entries(variable: str) -> list[str]:
+    return [part for part in re.split("[:; ]", variable) if part]
+
+
+def _own_library_path(held: Holdings, variable: str) -> str:
+    """The value of LD_LIBRARY_PATH without the folders that have CUDA libraries outside of Python's packages."""
+    names = {name for copy in required_changes.foreign_on_library_path(held) for name in (copy.soname, copy.name)}
+    folders = [folder for folder in re.split("[:;]", variable) if folder]
+    kept = [folder for folder in folders if not any(os.path.lexists(f"{folder}/{name}") for name in names if name)]
+    return ":".join(kept) if kept != folders else variable
 
 
 def loader_input(held: Holdings) -> LoaderInput | None:

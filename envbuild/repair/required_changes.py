@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import VERSION_PATTERN, Version
 
 from envbuild.audit import environment_audit, library_and_distribution_findings
-from envbuild.audit.collected_environment import Copy, Holdings
+from envbuild.audit.collected_environment import LD_PATH, Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.explain.cause_ranking import Explanation
@@ -57,11 +57,12 @@ class Changes:
     for the installed torchvision and torchaudio, to install together with `torch`; `rebuilt`: exact requirements for
     those that must become the same build as the installed torch, which stays; `packages`: other requirements to
     install; `variables`: environment variables to set; `reinstall`: distributions whose files were overwritten, with
-    their installed versions; `reinstall_with_torch`: the names of the distributions, possibly torch itself, to replace
-    together with `torch`, although pip, uv and Poetry would keep them because their versions fit; `uninstall`:
-    unrelated distributions to remove; `overwriting`: distributions to remove because they overwrote files of those that
-    torch requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed
-    torch bundles, so that only a different torch changes their version."""
+    their installed versions; `reinstall_with_torch`: the names of distributions to replace together with `torch`, which
+    pip, uv and Poetry would keep because their version fits, torch itself among them; `uninstall`: unrelated
+    distributions to remove; `overwriting`: distributions to remove because they overwrote files of those that torch
+    requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed torch
+    bundles, so that only a different torch changes their version; `library_path`: LD_LIBRARY_PATH leads to the faulty
+    libraries, so that their folders must be taken off it."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -75,12 +76,13 @@ class Changes:
     bundled: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     rebuilt: tuple[str, ...] = ()
+    library_path: bool = False
 
     @property
     def empty(self) -> bool:
         removals = (self.uninstall, self.overwriting, self.leftovers)
         installs = (self.pins, self.torch, self.rebuilt, self.packages, self.reinstall)
-        return not any((*installs, self.variables, *removals))
+        return not any((*installs, self.variables, self.library_path, *removals))
 
     @property
     def needs_changed_packages(self) -> bool:
@@ -152,8 +154,8 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
     named = [match.advisory for match in shown if match.advisory]
     absent = tuple(advisory for advisory in named if advisory.match and advisory.standing(now) == "contradicted")
     shown_here = [advisory for advisory in named if advisory not in absent]
-    acted, changes = _version_changes(now, shown_here, held, wanted.accepted, files_only)
-    by_hand = [*_by_hand(audited, changes), *_without_change(acted)]
+    acted, changes = _version_changes(now, shown_here, held, wanted, files_only)
+    by_hand = [*_by_hand(audited, changes), *_without_change(acted, changes, now)]
     if found:
         by_hand += [
             (f"{match.id} (line {match.lines[0].number}): {match.title}" if match.lines else match.title, match.remedy)
@@ -168,12 +170,15 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
 
 
 def _version_changes(
-    now: Situation, shown: Sequence[Advisory], held: Holdings, accepted: Collection[str], files_only: bool
+    now: Situation, shown: Sequence[Advisory], held: Holdings, wanted: Expected, files_only: bool
 ) -> tuple[list[Advisory], Changes]:
     """Return the advisories to fix, and the changes that fix all of them. If an advisory of severity `refuse` applies
-    only after a change, it is fixed too. `accepted`: advisories that the profile accepts, so that only a log makes them
-    count."""
+    only after a change, it is fixed too. Advisories that the profile accepts count only if a log shows them.
+
+    A fault that LD_LIBRARY_PATH causes is fixed by changing that variable. In an image, it is fixed by a different
+    torch, because the variables of its containers are unknown."""
     acted: list[Advisory] = []
+    library_path = False
     torch = _gpu_torch(now, held)
     pins = {} if torch or files_only else dict(_pins_of_leftovers(held, now))
     packages: dict[str, None] = {}
@@ -183,13 +188,17 @@ def _version_changes(
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):
-        refused = [item for item in database.matching(after) if item.severity == "refuse" and item.id not in accepted]
+        matching = database.matching(after)
+        refused = [item for item in matching if item.severity == "refuse" and item.id not in wanted.accepted]
         todo += [item for item in refused if item not in todo]
         if not todo:
             break
         for advisory in todo:
             if advisory not in acted:
                 acted.append(advisory)
+            if advisory.by_library_path and not wanted.image:
+                library_path = True
+                continue
             written = advisory_remedy.written(advisory.change, after)
             release = written.get("torch")
             if release is None and torch is None and bundled & set(advisory.change.pins):
@@ -206,6 +215,10 @@ def _version_changes(
             variables |= written.get("env", {})
             after = replace(after, libraries={**after.libraries, **pins})
         todo = []
+    if _is_installed(torch, now, held) and not instead:
+        # one advisory excludes a newer torch, and another one the older releases
+        torch, after = None, now
+        acted = [advisory for advisory in acted if advisory in shown or advisory.holds(now)]
     cuda = after.cuda or now.cuda or ""
     found = tuple(filter(None, (_pin(name, version, cuda, now, held, acted) for name, version in pins.items())))
     damaged = _damaged(held, {pin.distribution for pin in found if not pin.installed})
@@ -219,8 +232,14 @@ def _version_changes(
         (*again, *(name for name in damaged if name in with_torch)), tuple(_unrelated(held)), _overwriting(held),
         tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
         tuple(torch_companions.companion_requirement(name, torch) for name in companions if torch),
-        tuple(_rebuilt_companions(held)) if now.gpus and not torch else (),
+        tuple(_rebuilt_companions(held)) if now.gpus and not torch else (), library_path,
     )  # fmt: skip
+
+
+def _is_installed(torch: str | None, now: Situation, held: Holdings) -> bool:
+    """Whether this torch release is the installed one, and runs on the GPUs that the environment is judged for."""
+    present = now.torch.partition("+")[0] if now.torch else None
+    return torch is not None and torch == present and _gpu_torch(now, held) is None
 
 
 def _companions(held: Holdings) -> dict[str, str]:
@@ -306,7 +325,7 @@ def _gpu_torch(now: Situation, held: Holdings) -> str | None:
     present = now.torch.partition("+")[0] if now.torch else None
     if now.build == "cpu" or (held.torch and held.torch.imported and not held.torch.cuda and not held.torch.hip):
         return _nearest_release(present, now)
-    if now.driver and now.cuda and not _runs(now.cuda, now.driver):
+    if now.driver and now.cuda and not database.driver_runs(now.cuda, now.driver):
         return _nearest_release(present, now)
     return None
 
@@ -323,7 +342,7 @@ def _release_with(pins: Mapping[str, VersionRange], now: Situation) -> str | Non
             (not major or release.cuda.partition(".")[0] == major)
             and all(own.get(name) in versions for name, versions in pins.items() if name in database.libraries())
             and all(release.kernels(gpu.compute_capability) for gpu in now.gpus)
-            and (now.driver is None or _runs(release.cuda, now.driver))
+            and (now.driver is None or database.driver_runs(release.cuda, now.driver))
         ):
             fits.append(release.version)
     fits.sort(key=Version)
@@ -338,18 +357,11 @@ def _nearest_release(present: str | None, now: Situation) -> str | None:
         release.version
         for release in database.torch_releases().values()
         if all(release.kernels(gpu.compute_capability) for gpu in now.gpus)
-        and (now.driver is None or _runs(release.cuda, now.driver))
+        and (now.driver is None or database.driver_runs(release.cuda, now.driver))
     ]
     fits.sort(key=Version)
     older = [version for version in fits if present is None or Version(version) <= Version(present)]
     return older[-1] if older else fits[0] if fits else None
-
-
-def _runs(cuda: str, driver: str) -> bool:
-    """Whether a driver is at least the oldest one that runs programs of this CUDA major version. True if `driver`
-    is not a version: it may be any text in a log or from an environment."""
-    minimum = database.driver_minimum(cuda).compatible
-    return minimum is None or not is_version(driver) or Version(driver) >= Version(minimum)
 
 
 def _damaged(held: Holdings, replaced: set[str]) -> tuple[str, ...]:
@@ -436,9 +448,12 @@ def _is_covered(finding: Finding, audited: Audit, changes: Changes) -> bool:
         return brought or any(finding.message.startswith(f"{path} ") for path in changes.leftovers)
     if finding.id == "shadowed":
         pinned = {pin.library for pin in changes.pins}
-        copies = (copy for copy in audited.held.libraries if copy.loaded and copy.group in pinned)
+        copies = [copy for copy in audited.held.libraries if copy.loaded and copy.group in pinned]
+        copies += foreign_on_library_path(audited.held) if changes.library_path else []
         # the variables of an image cannot be followed to its files from here
         return not audited.wanted.image and any(finding.message.startswith(f"{copy} ") for copy in copies)
+    if changes.library_path and finding.id.startswith(("mixed-", "loaded-twice")):
+        return any(str(copy) in finding.message for copy in foreign_on_library_path(audited.held))
     return finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch is not None)
 
 
@@ -451,7 +466,7 @@ def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tupl
     for finding in audited.findings:
         if finding.severity == "defect" and _is_covered(finding, audited, changes):
             yield finding.id, finding.message
-    if changes.torch and now.driver and now.cuda and not _runs(now.cuda, now.driver):
+    if changes.torch and now.driver and now.cuda and not database.driver_runs(now.cuda, now.driver):
         minimum = database.driver_minimum(now.cuda).compatible
         release = database.torch_release(changes.torch)
         instead = f"; torch {changes.torch} is built for CUDA {release.cuda}" if release else ""
@@ -506,10 +521,21 @@ def _with_own_pip(remedy: str, held: Holdings) -> str:
     return re.sub(r"(?<!uv )\bpip (un)?install\b", lambda found: commands[found[0]], remedy)
 
 
-def _without_change(acted: Sequence[Advisory]) -> Iterator[tuple[str, str]]:
+def foreign_on_library_path(held: Holdings) -> list[Copy]:
+    """The CUDA libraries outside of Python's packages to which LD_LIBRARY_PATH leads."""
+    return [copy for copy in held.libraries if LD_PATH in copy.ways and not copy.in_packages]
+
+
+def _without_change(acted: Sequence[Advisory], changes: Changes, now: Situation) -> Iterator[tuple[str, str]]:
+    """Yield (problem, fix) of each advisory that the changes do not fix: it states no change, its change is for a
+    distribution that is not installed, or the driver or the GPU runs no torch release that fixes it."""
     for advisory in acted:
         change = advisory.change
-        if not (change.pins or change.torch or change.env):
+        if advisory.by_library_path and changes.library_path:
+            continue
+        stays = change.torch and now.torch and not changes.torch and now.torch not in change.torch
+        variables = advisory_remedy.change_variables(change, now)
+        if (stays and not change.pins) or not (change.pins or change.torch or variables):
             yield f"{advisory.id}: {advisory.title}", advisory.remedy
 
 

@@ -16,11 +16,13 @@ from envbuild.facts.fact_field_types import VersionRange, is_version
 
 def written(change: Change, known: Situation, unpinned: Situation | None = None) -> dict[str, Any]:
     """The profile keys and values that make an advisory's change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out torch
-    and libraries whose versions fit already, and libraries for which no version for this CUDA fits. `known`: the
+    and libraries whose versions fit already, torch if the driver runs no fitting release, and libraries for which no
+    version for this CUDA fits. `known`: the
     current versions; the fitting version nearest to the current one is taken. `unpinned`: the situation without the
     versions of --pin; a version in it is preferred if it fits and is newer."""
     found: dict[str, Any] = {}
-    torch = _torch(change.torch, known, unpinned.torch if unpinned else None) if change.torch else None
+    driver = None if change.driver or "cuda-compat" in known.environment else known.driver
+    torch = _torch(change.torch, known, unpinned.torch if unpinned else None, driver) if change.torch else None
     release = database.torch_release(torch) if torch else None
     if release:
         found |= {"torch": release.version, "cuda": release.cuda}
@@ -39,7 +41,14 @@ def written(change: Change, known: Situation, unpinned: Situation | None = None)
     minimum = next(_floors(change.driver), None) if change.driver else None
     if minimum:
         found["driver"] = {"minimum": minimum}
-    return found | ({"env": dict(change.env)} if change.env else {})
+    env = change_variables(change, known)
+    return found | ({"env": env} if env else {})
+
+
+def change_variables(change: Change, known: Situation) -> dict[str, str]:
+    """The variables of the change: those for every profile, and those for an installed distribution."""
+    own = (found for name, found in change.env_with.items() if name in known.distributions)
+    return dict(change.env) | {name: value for found in own for name, value in found.items()}
 
 
 def yaml_lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -49,13 +58,14 @@ def yaml_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}: {inline[1:-1]}"
 
 
-def _torch(wanted: VersionRange, known: Situation, unpinned: str | None) -> str | None:
-    """The nearest torch release in `wanted` that has code for all GPUs; None if the current release fits, or if no
-    release does."""
+def _torch(wanted: VersionRange, known: Situation, unpinned: str | None, driver: str | None) -> str | None:
+    """The nearest torch release in `wanted` that has code for all GPUs and runs with `driver`; None if the current
+    release fits, or if no release does."""
     fits = [
         release.version
         for release in database.torch_releases().values()
         if all(release.kernels(gpu.compute_capability) for gpu in known.gpus)
+        and (driver is None or database.driver_runs(release.cuda, driver))
     ]
     return _nearest(fits, wanted, known.torch, unpinned)
 

@@ -77,6 +77,24 @@ def test_torch_and_a_version_that_it_excludes_are_installed_by_two_commands() ->
     assert "pip install torch==2.9.1 && pip install nvidia-cudnn-cu12==" in found.replace(" \\\n", " ")
 
 
+@pytest.mark.parametrize(("driver", "runs"), [("570.124.06", False), ("580.65.06", True)])
+def test_only_a_torch_that_the_driver_runs_is_proposed(driver: str, runs: bool) -> None:
+    """The first torch without the fault is built for CUDA 13."""
+    found = piped(
+        f"NVIDIA A100-SXM4-80GB, driver {driver}\ntorch 2.10.0+cu128\nRuntimeError: CUDA error: "
+        "CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx( handle, opa, opb, m, n, k )`\n"
+    )
+    assert "shell:" in found and "unset LD_LIBRARY_PATH" in found and "envbuild fix LOG --here" in found
+    assert ("pip install torch==2.11.0" in found) == runs
+    assert (f"driver {driver} does not run the CUDA 13.0 of torch 2.11.0" in found) != runs
+
+
+def test_a_variable_of_a_package_is_printed_with_its_condition() -> None:
+    found = piped("the unet of onediff in fp16 returns nan on A100, and is right on V100\n").replace(" \\\n", " ")
+    line = "export ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_ACCUMULATION=0   # if the program uses oneflow"
+    assert line in " ".join(found.split()).replace("=0 #", "=0   #")
+
+
 # ---- reports of users, in their own words ----
 
 

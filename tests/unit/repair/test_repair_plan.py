@@ -32,6 +32,7 @@ from envbuild.repair import (
 )
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.repair.required_changes import Changes, LibraryPin
+from envbuild.resolve import advisory_remedy
 from envbuild.runners import host_runner
 from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
@@ -481,6 +482,73 @@ def test_an_old_copy_on_ld_library_path_is_taken_off_it(tmp_path: Path, monkeypa
     assert plan.refused and "shell" in plan.refused[0]
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/other")
     assert place.plan().state == "healthy"
+
+
+SHADOW_LOG = """GPU 0: NVIDIA A100-SXM4-80GB, driver 570.124.06
+torch 2.10.0+cu128
+RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx( handle, opa, opb, m, n, k )`
+"""
+
+
+def test_a_fault_that_ld_library_path_causes_is_fixed_by_the_variable(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer torch that fixes it does not run on this driver, and the installed torch must not be a plan."""
+    with_torch(place, "2.10.0", "12.8")
+    plan = place.plan(SHADOW_LOG)
+    assert installs(plan) == [("unset", "LD_LIBRARY_PATH")]
+    assert [advisory.id for advisory in plan.diagnosis.advisories] == ["cublaslt-shadow-runpath"]
+    assert plan.refused == (
+        "the fix only changes shell variables",
+        "envbuild cannot set variables of your shell; in the shell or job script that starts the program: "
+        "unset LD_LIBRARY_PATH",
+    )
+    old = tmp_path.resolve() / "cuda-12.1" / "lib64"
+    for kind in ("cublas", "cublasLt"):
+        place.made.put(old / SONAMES[kind], library(kind, "12.1.3.1"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/other:{old}:")
+    plan = place.plan(SHADOW_LOG)
+    assert installs(plan) == [("export", "LD_LIBRARY_PATH=/opt/other")]
+    assert str(old) in plan.commands[0].does and plan.diagnosis.by_hand == ()
+    environment = fixed_library_folder_and_variables.program_environment(plan, place.held(), print)
+    assert environment.variables == {"LD_LIBRARY_PATH": "/opt/other"}
+
+
+def test_the_installed_torch_is_not_a_plan(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One advisory excludes the installed release, and another one the newer releases."""
+    with_torch(place, "2.10.0", "12.8")
+    held, found, nearest = place.held(), explained(SHADOW_LOG), advisory_remedy._torch
+    monkeypatch.setattr(advisory_remedy, "_torch", lambda wanted, known, own, driver: nearest(wanted, known, own, None))
+    wanted = dataclasses.replace(required_changes.expected_hardware_from(held, found), image=True)
+    diagnosis = required_changes.diagnose(environment_audit.assess("it", held, wanted), found)
+    assert diagnosis.changes.torch is None and diagnosis.changes.empty
+    assert [advisory.id for advisory in diagnosis.advisories] == ["cublaslt-shadow-runpath"]
+    assert [problem.partition(":")[0] for problem, _ in diagnosis.by_hand] == ["cublaslt-shadow-runpath"]
+
+
+NAN_LOG = "torch 2.3.1+cu121, NVIDIA A100-SXM4-80GB\nthe unet of onediff in fp16 returns nan\n"
+
+
+def test_a_variable_of_an_installed_package_is_the_fix(place: Place, tmp_path: Path) -> None:
+    assert place.plan(NAN_LOG).state == "by-hand"
+    place.made.wheel("oneflow", "0.9.1", {"oneflow/__init__.py": b""})
+    plan = place.plan(NAN_LOG)
+    name = "ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_ACCUMULATION"
+    assert installs(plan) == [("export", f"{name}=0")] and plan.diagnosis.by_hand == ()
+    environment = fixed_library_folder_and_variables.program_environment(plan, place.held(), print)
+    assert environment.variables == {name: "0"}
+    log = tmp_path / "run.log"
+    log.write_text(NAN_LOG)
+    done = envbuild("fix", str(log), "--python", str(place.python), "--apply")
+    assert done.code == 6 and done.stderr.strip().endswith(f"starts the program: export {name}=0")
+
+
+def test_run_names_a_fix_that_it_does_not_make(place: Place, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(NAN_LOG)
+    words = [sys.executable, "-m", "envbuild", "run", "--with-fix", str(log), "--python", str(place.python)]
+    done = subprocess.run([*words, "--", "true"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "not fixed: half-attention-nan" in done.stderr
 
 
 def test_an_old_copy_without_a_known_fault_is_left_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
