@@ -143,7 +143,11 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
 
 
 _FIX_REMARK = "   # for your active environment; --apply runs the fix"
-_CONFLICT = "pip reports a conflict with torch's own pin; this is expected: pip installs the library anyway"
+_CONFLICT = (
+    "pip reports a conflict with torch's own pin and installs the library anyway; a later pip install of a package "
+    "that requires torch may bring the old version back: `envbuild fix --apply` also changes what torch requires, so "
+    "that the new version stays"
+)
 
 
 def _with_remark(fix: str) -> str:

@@ -164,7 +164,7 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
         ]
     own = dict.fromkeys((problem, _with_own_pip(remedy, held)) for problem, remedy in by_hand)
     return Diagnosis(
-        tuple(acted), absent, changes, tuple(own), tuple(_notes(audited, found)), wanted.gpus,
+        tuple(acted), absent, changes, tuple(own), tuple(_notes(audited, found, changes)), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _version_changes(
     acted: list[Advisory] = []
     library_path = False
     torch = _gpu_torch(now, held)
-    pins = {} if torch or files_only else dict(_pins_of_leftovers(held, now))
+    pins = {} if torch or files_only else {**dict(_unkept(held, now, wanted)), **dict(_pins_of_leftovers(held, now))}
     packages: dict[str, None] = {}
     variables: dict[str, str] = {}
     after = _with_torch(now, torch) if torch else replace(now, libraries={**now.libraries, **pins})
@@ -423,6 +423,23 @@ def _pins_of_leftovers(held: Holdings, now: Situation) -> Iterator[tuple[str, st
             yield library, version
 
 
+def _unkept(held: Holdings, now: Situation, wanted: Expected) -> Iterator[tuple[str, str]]:
+    """Yield (library, installed version) for each library whose installed version contradicts the exact one that torch
+    requires, if that one has a fault of severity `refuse` here: the next installation would bring it back."""
+    for owner, item in library_and_distribution_findings.held_requirements(held):
+        name = canonicalize_name(item.name)
+        library, present = database.library_of(name), held.installed.get(name)
+        required = re.fullmatch(r"==([0-9.]+)", str(item.specifier))
+        if owner != "torch" or library is None or present is None or required is None or not is_version(present):
+            continue
+        if Version(present) == Version(required[1]):
+            continue
+        before = replace(now, libraries={**now.libraries, library: required[1]})
+        faults = {one.id for one in database.matching(before) if one.severity == "refuse"} - set(wanted.accepted)
+        if faults - {one.id for one in database.matching(now)}:
+            yield library, present
+
+
 def is_bundled(copy: Copy) -> bool:
     """Whether the file belongs to a package other than NVIDIA's library packages."""
     return copy.in_packages and "/nvidia/" not in copy.path and copy.distribution is not None
@@ -472,6 +489,11 @@ def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tupl
         instead = f"; torch {changes.torch} is built for CUDA {release.cuda}" if release else ""
         text = f"driver {now.driver} does not run CUDA {now.cuda}, for which torch {now.torch} was built"
         yield DRIVER_TOO_OLD, f"{text}: it needs driver {minimum} or newer{instead}"
+    unkept = dict(_unkept(audited.held, now, audited.wanted))
+    for pin in changes.pins:
+        if pin.installed and pin.library in unkept:
+            text = f"the next pip install of a package that requires torch may replace {pin.distribution} {pin.version}"
+            yield "requirement-unmet", f"{text}, because torch requires a version with a known fault on this GPU"
     for requirement in changes.rebuilt:
         name = requirement.partition("=")[0]
         version = audited.held.installed[name]
@@ -539,8 +561,15 @@ def _without_change(acted: Sequence[Advisory], changes: Changes, now: Situation)
             yield f"{advisory.id}: {advisory.title}", advisory.remedy
 
 
-def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
+_MAY_REVERT = (
+    "; the next pip install of a package that requires torch may bring the required version back: envbuild fix --apply "
+    "keeps the installed one, by changing what torch requires, if the required one has a known fault on the GPU (--gpu)"
+)
+
+
+def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Iterator[str]:
     held = audited.held
+    kept = [pin.distribution for pin in changes.pins if pin.installed]
     torch = found.read.situation.torch if found else None
     present = held.installed.get("torch")
     if not audited.wanted.gpus:
@@ -561,5 +590,9 @@ def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
             f"each installation of {overwriting} overwrites the files that torch requires; use two environments"
         )
     for finding in audited.findings:
-        if finding.severity == "warn" or (finding.severity == "note" and finding.message.startswith("on ")):
+        if finding.id == "requirement-unmet" and finding.message.startswith("torch requires nvidia-"):
+            if any(finding.message.startswith(f"torch requires {name}=") for name in kept):
+                continue
+            yield f"{finding.id}: {finding.message}{_MAY_REVERT}"
+        elif finding.severity == "warn" or (finding.severity == "note" and finding.message.startswith("on ")):
             yield f"{finding.id}: {finding.message}"

@@ -67,7 +67,7 @@ def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
 )
 def test_a_conflict_with_the_version_that_torch_requires_is_announced(text: str, conflicts: bool) -> None:
     found = " ".join(piped(text).split())
-    announced = "pip reports a conflict with torch's own pin; this is expected: pip installs the library anyway"
+    announced = "may bring the old version back: `envbuild fix --apply` also changes what torch requires"
     assert "pip install" in found and (announced in found) == conflicts
 
 

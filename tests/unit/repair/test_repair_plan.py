@@ -551,6 +551,29 @@ def test_run_names_a_fix_that_it_does_not_make(place: Place, tmp_path: Path) -> 
     assert done.returncode == 0 and "not fixed: half-attention-nan" in done.stderr
 
 
+def test_a_library_that_the_next_installation_would_replace_is_kept(tmp_path: Path) -> None:
+    """As after `pip install --no-deps nvidia-cublas-cu12==12.4.5.8`: the fault is gone, and would come back."""
+
+    def fill(site: Path) -> Environment:
+        made = Environment(site)
+        made.cublas("12.4.5.8")
+        made.nvidia("cudnn", "9.1.0.70")
+        made.nvidia("nccl", "2.26.2")
+        made.torch(requires=(REQUIRED,))
+        return made
+
+    place = placed(tmp_path, fill)
+    plan = place.plan()
+    assert (plan.state, plan.commands, plan.refused) == ("fixable", (), None)
+    (pin,) = plan.metadata
+    assert (pin.owner, pin.name, pin.version) == ("torch", "nvidia-cublas-cu12", "12.4.5.8")
+    assert [ident for ident, _ in plan.diagnosis.problems] == ["requirement-unmet"]
+    assert any(line.startswith("  sed -i") for line in repair_output.repair_lines(plan, "2.3.1", [], "apply"))
+    unknown = place.plan(None)
+    assert unknown.state == "healthy"
+    assert any("may bring the required version back" in note for note in unknown.diagnosis.notes)
+
+
 def test_an_old_copy_without_a_known_fault_is_left_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = placed(tmp_path, good)
     with_runpath(place)
