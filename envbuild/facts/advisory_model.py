@@ -233,6 +233,11 @@ class Advisory(FactRow):
         """Whether LD_LIBRARY_PATH causes the fault, so that the variable without the folder is a fix."""
         return any("ld-library-path" in match.environment for match in self.match)
 
+    @property
+    def about_apex(self) -> bool:
+        """Whether the fault needs NVIDIA's apex."""
+        return bool(self.match) and all("apex" in match.extensions for match in self.match)
+
     def holds(self, situation: Situation) -> bool:
         return any(match.holds(situation) for match in self.match)
 

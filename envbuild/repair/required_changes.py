@@ -163,8 +163,9 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
             if match.advisory is None
         ]
     own = dict.fromkeys((problem, _with_own_pip(remedy, held)) for problem, remedy in by_hand)
+    optional = (_with_own_pip(text, held) for text in _optional(held, acted, changes))
     return Diagnosis(
-        tuple(acted), absent, changes, tuple(own), tuple(_notes(audited, found, changes)), wanted.gpus,
+        tuple(acted), absent, changes, tuple(own), (*_notes(audited, found, changes), *optional), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
 
@@ -178,7 +179,7 @@ def _version_changes(
     A fault that LD_LIBRARY_PATH causes is fixed by changing that variable. In an image, it is fixed by a different
     torch, because the variables of its containers are unknown."""
     acted: list[Advisory] = []
-    library_path = False
+    library_path, unrelated = False, tuple(_unrelated(held))
     torch = _gpu_torch(now, held)
     pins = {} if torch or files_only else {**dict(_unkept(held, now, wanted)), **dict(_pins_of_leftovers(held, now))}
     packages: dict[str, None] = {}
@@ -198,6 +199,8 @@ def _version_changes(
                 acted.append(advisory)
             if advisory.by_library_path and not wanted.image:
                 library_path = True
+                continue
+            if unrelated and advisory.about_apex:
                 continue
             written = advisory_remedy.written(advisory.change, after)
             release = written.get("torch")
@@ -229,7 +232,7 @@ def _version_changes(
     return acted, Changes(
         found, torch, tuple(packages), variables,
         tuple(f"{name}=={held.installed[name]}" for name in damaged if name not in with_torch),
-        (*again, *(name for name in damaged if name in with_torch)), tuple(_unrelated(held)), _overwriting(held),
+        (*again, *(name for name in damaged if name in with_torch)), unrelated, _overwriting(held),
         tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
         tuple(torch_companions.companion_requirement(name, torch) for name in companions if torch),
         tuple(_rebuilt_companions(held)) if now.gpus and not torch else (), library_path,
@@ -507,12 +510,34 @@ def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
     for finding in audited.findings:
         if finding.severity == "defect" and finding.id not in known and not _is_covered(finding, audited, changes):
             yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
-    if "apex" in changes.uninstall:
-        yield (
-            "NVIDIA's apex is not on the package index",
-            "build it from source, with nvcc of torch's CUDA version: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install "
-            "--no-build-isolation git+https://github.com/NVIDIA/apex",
-        )
+    if "apex" in changes.uninstall and (dependents := _dependents("apex", audited.held)):
+        required = library_and_distribution_findings.requirement_clause(dependents, "it")
+        yield f"NVIDIA's apex is not on the package index, and {required}", f"build it from source{_BUILD_APEX}"
+
+
+_BUILD_APEX = (
+    ", with nvcc of torch's CUDA version: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation "
+    "git+https://github.com/NVIDIA/apex"
+)
+
+
+def _dependents(name: str, held: Holdings) -> tuple[str, ...]:
+    """The installed distributions that require a distribution."""
+    requirements = library_and_distribution_findings.held_requirements(held)
+    return tuple(dict.fromkeys(owner for owner, item in requirements if canonicalize_name(item.name) == name))
+
+
+def _optional(held: Holdings, acted: Sequence[Advisory], changes: Changes) -> Iterator[str]:
+    """What is only needed if the program itself uses NVIDIA's apex."""
+    if "apex" not in changes.uninstall or _dependents("apex", held):
+        return
+    yield (
+        "no installed package requires apex, so removing the unrelated package is enough; only if your program itself "
+        f"uses NVIDIA's apex, build it from source{_BUILD_APEX}"
+    )
+    for advisory in acted:
+        if advisory.about_apex:
+            yield f"with NVIDIA's apex, {advisory.id} applies: {advisory.remedy}"
 
 
 def _remedy(finding: Finding, held: Holdings) -> str:
@@ -553,7 +578,7 @@ def _without_change(acted: Sequence[Advisory], changes: Changes, now: Situation)
     distribution that is not installed, or the driver or the GPU runs no torch release that fixes it."""
     for advisory in acted:
         change = advisory.change
-        if advisory.by_library_path and changes.library_path:
+        if (advisory.by_library_path and changes.library_path) or (advisory.about_apex and changes.uninstall):
             continue
         stays = change.torch and now.torch and not changes.torch and now.torch not in change.torch
         variables = advisory_remedy.change_variables(change, now)

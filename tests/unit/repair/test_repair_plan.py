@@ -675,7 +675,30 @@ def test_the_unrelated_apex_is_removed(tmp_path: Path) -> None:
     plan = place.plan(None)
     assert installs(plan) == [("uv", "pip", "uninstall", "--python", str(place.python), "apex")]
     words = f"APEX_CPP_EXT=1 APEX_CUDA_EXT=1 uv pip install --python {place.python} --no-build-isolation "
-    assert plan.diagnosis.by_hand[0][1].endswith(f"{words}git+https://github.com/NVIDIA/apex")
+    assert plan.diagnosis.by_hand == ()
+    (note,) = [note for note in plan.diagnosis.notes if "NVIDIA's apex" in note]
+    assert "removing the unrelated package is enough" in note
+    assert note.endswith(f"{words}git+https://github.com/NVIDIA/apex")
+    place.made.wheel("trainer", "1.0", {"trainer.py": b""}, requires=("apex",))
+    assert place.plan(None).diagnosis.by_hand[0] == (
+        "NVIDIA's apex is not on the package index, and trainer requires it",
+        f"build it from source, with nvcc of torch's CUDA version: {words}git+https://github.com/NVIDIA/apex",
+    )
+
+
+def test_without_the_unrelated_apex_transformers_stays(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    place.made.wheel("apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b""})
+    place.made.wheel("transformers", "4.44.2", {"transformers/__init__.py": b""})
+    log = (
+        "torch 2.3.1, NVIDIA A100-SXM4-40GB\ntransformers/models/t5/modeling_t5.py, in forward\n"
+        "apex/normalization/fused_layer_norm.py, in FusedRMSNorm\n"
+        "RuntimeError: expected scalar type Float but found Half\n"
+    )
+    plan = place.plan(log)
+    assert [advisory.id for advisory in plan.diagnosis.advisories] == ["apex-t5-mixed-dtype"]
+    assert [argv[-1] for argv in installs(plan)] == ["apex"] and plan.diagnosis.by_hand == ()
+    assert any("transformers 5.8 or newer" in note for note in plan.diagnosis.notes)
 
 
 def test_flash_attn_of_another_torch_is_built_again(tmp_path: Path) -> None:
