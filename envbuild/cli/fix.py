@@ -162,7 +162,14 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
     say(f"needs about {repair_run.needed_space(plan, held) / 1e6:.0f} MB of disk; replaced files are kept until --undo")
     backup = repair_run.apply_repair(plan, held, say)
     _, after = audit_command.collect_from_environment(plan.target)
-    document = replace(document, state="fixed", backup=str(backup.folder))
+    outdated = _outdated_requirements(plan, held, after)
+    left = plan.by_user or plan.diagnosis.by_hand
+    document = replace(
+        document,
+        state="by-hand" if left else "fixed",
+        backup=str(backup.folder),
+        notes=(*document.notes, *outdated),
+    )
     try:
         repair_run.require_loaded(plan, after)
         run = repair_run.run_probes(plan, after)
@@ -173,7 +180,14 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         error.partial = plain(document)
         raise
     if not as_json:
-        click.echo(printable(f"Fixed. Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
+        done = "Changed, but not yet fixed: see below" if left else "Fixed"
+        click.echo(printable(f"{done}. Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
+        for command in plan.by_user:
+            click.echo(printable(f"Still to do: {command.does}: {command.text}"))
+        for problem, remedy in plan.diagnosis.by_hand:
+            click.echo(printable(f"Still to do by hand: {problem}; fix: {remedy}"))
+        for text in outdated:
+            click.echo(printable(f"Not changed: {text}"))
         for row in plan.libraries:
             loaded = next((copy for copy in after.libraries if copy.loaded and copy.name == row.library), None)
             click.echo(printable(f"Loaded now: {loaded}" if loaded else f"{row.library}: not loaded by import torch"))
@@ -183,6 +197,16 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
             reason = f": {result.reason}" if result.reason else ""
             click.echo(printable(f"{result.probe}: {result.status}{reason}"))
     return document
+
+
+def _outdated_requirements(plan: RepairPlan, held: Holdings, after: Holdings) -> list[str]:
+    """Describe the lines in the project's own files that still require a replaced version. uv and Poetry keep the files
+    of their projects up to date."""
+    from envbuild.repair import project_requirement_check
+
+    if plan.manager.kind not in ("pip", "uv"):
+        return []
+    return project_requirement_check.outdated_requirements(plan.manager.prefix.parent, held.installed, after.installed)
 
 
 def _undo_line(plan: RepairPlan) -> str:

@@ -46,7 +46,8 @@ class FixedProblem:
 class RepairDocument:
     """The document of `envbuild fix --json`.
 
-    `state`: healthy, fixable or by-hand; after `--apply`, fixed. `profile`: the profile whose probes test the fix.
+    `state`: healthy, fixable or by-hand; after `--apply`, fixed, or by-hand if the user still has to do something, such
+    as to set a variable. `profile`: the profile whose probes test the fix.
     `manager`: what manages the environment; for an image, "profile" if it was built from a known profile, otherwise
     "image". `advisories`: the ones that the plan fixes; `problems`: other faults that it fixes; `absent`: the
     advisories that the log shows but that cannot apply to this environment. `overrides`: requirements for [tool.uv]

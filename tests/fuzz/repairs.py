@@ -21,6 +21,7 @@ from envbuild.repair import (
     environment_manager_detection,
     file_backup,
     image_repair_plan,
+    project_requirement_check,
     repair_plan,
     requirement_edits,
 )
@@ -32,6 +33,10 @@ PROJECTS = [
     b'[project]\nname = "a"\n[tool.uv]\noverride-dependencies = ["a[b]==1", # ]\n "nvidia-cublas-cu12==1"]\n',
     b'[tool.uv.sources]\nx = {path = "y"}\n[[tool.uv.index]]\nname = "z"\n',
     b'text = """\n[tool.uv]\noverride-dependencies = []\n"""\n',
+]
+REQUIREMENTS = [
+    b"--extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.5.1+cu121 # x\nnumpy[a]<2; extra == 'b'\n",
+    b'[project]\ndependencies = ["torch==2.5.1"]\n[dependency-groups]\na = ["numpy<2", {include-group = "b"}]\n',
 ]
 CONDA = [
     json.dumps({"name": "libcublas", "version": "12.1", "depends": ["a >=1,<2", "b"], "files": ["lib/x.so"]}).encode()
@@ -52,6 +57,17 @@ def _project(raw: bytes) -> None:
     assert values[-1] == "nvidia-cublas-cu12==12.4.5.8"
     before.setdefault("tool", {}).setdefault("uv", {}).pop("override-dependencies", None)
     assert after == before
+
+
+def _requirements(raw: bytes) -> None:
+    """Each line that is reported is in the file, and requires a different version."""
+    for name in ("requirements.txt", "pyproject.toml"):
+        Path(name).write_bytes(raw)
+        before, after = {"torch": "2.5.1+cu121", "numpy": "1"}, {"torch": "2.8.0", "numpy": "2"}
+        for line in project_requirement_check.outdated_requirements(Path(), before, after):
+            number = int(line.removeprefix(f"{name}:").partition(" ")[0])
+            assert 0 < number <= len(raw.decode(errors="replace").splitlines())
+        Path(name).unlink()
 
 
 def _conda(raw: bytes) -> None:
@@ -151,6 +167,7 @@ TARGETS = (
         _project,
         9,
     ),
+    Target("requirements file", files(REQUIREMENTS, (b"==", b"[", b'"', b"#", b"--", *BYTES)), _requirements, 9),
     Target("package of conda", files(CONDA, (b"[", b"{", b">=", b"null", *BYTES)), _conda, 30),
     Target("backup of fix", files(BACKUPS, (b"..", b"/etc/passwd", b"\\u0000", b"PREFIX", *BYTES)), _backup, 30),
     Target("library to load", files([library("sm_90")], BYTES), _library, 9),

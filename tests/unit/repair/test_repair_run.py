@@ -4,6 +4,7 @@ undone."""
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -26,7 +27,8 @@ from selftest.environments import SONAMES, TORCH, library, libtorch_cuda
 
 from envbuild.cli import fix as fix_command
 from envbuild.fetch import wheel_resolution_and_download
-from envbuild.repair import file_backup, repair_run, requirement_edits
+from envbuild.repair import file_backup, repair_output, repair_run, requirement_edits
+from envbuild.repair.repair_plan import Command
 from envbuild.util import user_folders
 from envbuild.util.errors import FileError, HashMismatch
 from unit.repair.test_repair_plan import LOG
@@ -429,6 +431,21 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 6 and f"({sleeper.pid}) has " in done.stderr
     assert venv.files() == before
+
+
+def test_what_is_left_to_the_user_is_named_and_not_called_fixed(venv: Venv, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable of the user's shell is still as before, and requirements.txt still has the old version."""
+    (venv.prefix.parent / "requirements.txt").write_text("numpy\nnvidia-cublas-cu12==12.1.3.1  # of torch\n")
+    plan, held = fix_command.planned_repair((str(venv.log),), str(venv.prefix), ())
+    left = Command("in the job script", ("unset", "LD_LIBRARY_PATH"), True)
+    plan = dataclasses.replace(plan, commands=(*plan.commands, left))
+    document = fix_command._apply(plan, held, repair_output.repair_document(plan, [], None), False)
+    printed = capsys.readouterr().out
+    assert document.state == "by-hand" and venv.cublas() == "12.4.5"
+    assert "Changed, but not yet fixed" in printed and "Fixed" not in printed
+    assert "Still to do: in the job script: unset LD_LIBRARY_PATH" in printed
+    line = "requirements.txt:2 still requires nvidia-cublas-cu12==12.1.3.1: write nvidia-cublas-cu12==12.4.5.8"
+    assert line in printed and any(line in note for note in document.notes)
 
 
 @pytest.mark.slow

@@ -1,0 +1,102 @@
+"""Finds lines of a project's files that still require the versions that a repair replaced: requirements and constraints
+files, and pyproject.toml. Changes nothing."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.util import yaml_and_project_paths
+
+_LARGEST = 1 << 20  # bytes: larger files are not read
+_MOST_LINES = 10
+_PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20})\b")
+
+
+def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Describe each line in the files of a project folder that excludes a version which the repair installed, with the
+    requirement to write instead. `before`, `after`: the installed versions by name."""
+    changed = {name: version for name, version in after.items() if before.get(name, version) != version}
+    found: list[str] = []
+    for pattern in ("requirements*.txt", "constraints*.txt", "pyproject.toml"):
+        for file in sorted(folder.glob(pattern)):
+            text = _content(file)
+            requirements = _project(text) if file.suffix == ".toml" else _listed(text)
+            for number, requirement in requirements:
+                version = changed.get(canonicalize_name(requirement.name))
+                if version and requirement.specifier and not requirement.specifier.contains(version, prereleases=True):
+                    found.append(_line(file, number, requirement, version))
+            if file.suffix == ".txt" and "torch" in changed:
+                found += _old_index(file, text, before.get("torch", ""), changed["torch"])
+    return found[:_MOST_LINES]
+
+
+def _content(file: Path) -> str:
+    """The text of a regular file; empty if it cannot be read or is too large."""
+    try:
+        content = yaml_and_project_paths.regular(file, _LARGEST)
+    except OSError:
+        return ""
+    return content.decode(errors="replace") if len(content) <= _LARGEST else ""
+
+
+def _line(file: Path, number: int, requirement: Requirement, version: str) -> str:
+    wanted = Requirement(f"{requirement.name}=={version}")
+    wanted.extras, wanted.marker = requirement.extras, requirement.marker
+    return f"{file}:{number} still requires {requirement}: write {wanted}"
+
+
+def _listed(text: str) -> Iterator[tuple[int, Requirement]]:
+    """Yield (line number, requirement) for the requirements of a file in pip's format."""
+    for number, line in enumerate(text.splitlines(), 1):
+        # pip also accepts options after a requirement, such as --hash
+        words = re.split(r"(?:^|\s)(?:#|--|\\$)", line, maxsplit=1)[0].strip()
+        if parsed := _parsed(words):
+            yield number, parsed
+
+
+def _project(text: str) -> Iterator[tuple[int, Requirement]]:
+    """Yield (line number, requirement) for the dependencies of a pyproject.toml."""
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return
+    lines = text.splitlines()
+    for value in _dependencies(document):
+        parsed = _parsed(value)
+        number = next((place for place, line in enumerate(lines, 1) if value in line), None)
+        if parsed and number:
+            yield number, parsed
+
+
+def _dependencies(document: Mapping[str, Any]) -> Iterator[str]:
+    project = document.get("project")
+    tables = [document.get("dependency-groups")]
+    if isinstance(project, dict):
+        tables += [{"": project.get("dependencies")}, project.get("optional-dependencies")]
+    for table in tables:
+        for values in table.values() if isinstance(table, dict) else ():
+            yield from (value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
+
+
+def _parsed(text: str) -> Requirement | None:
+    try:
+        return Requirement(text) if text and not text.startswith("-") else None
+    except (InvalidRequirement, RecursionError):
+        return None
+
+
+def _old_index(file: Path, text: str, before: str, after: str) -> Iterator[str]:
+    """Describe the line that names PyTorch's index for the build of the replaced torch."""
+    label = before.partition("+")[2]
+    for number, line in enumerate(text.splitlines(), 1):
+        named = _PYTORCH_INDEX.search(line.partition("#")[0])
+        if named and label and named[1] == label and after.partition("+")[2] != label:
+            text = f"names the index of the builds for {label}: torch {after} is not one of these, remove it"
+            yield f"{file}:{number} {text}"

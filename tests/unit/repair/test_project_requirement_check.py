@@ -1,0 +1,49 @@
+"""Lines of a project's files that still require the replaced versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envbuild.repair import project_requirement_check
+
+BEFORE = {"torch": "2.5.1+cu121", "torchvision": "0.20.1+cu121", "numpy": "1.26.4"}
+AFTER = {"torch": "2.8.0", "torchvision": "0.23.0", "numpy": "1.26.4"}
+
+
+def found(folder: Path) -> list[str]:
+    lines = project_requirement_check.outdated_requirements(folder, BEFORE, AFTER)
+    return [line.removeprefix(f"{folder}/") for line in lines]
+
+
+def test_requirements_and_constraints(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(
+        "--extra-index-url https://download.pytorch.org/whl/cu121\n-r other.txt\ntorch==2.5.1+cu121  # of the team\n"
+        "numpy==1.0\nTorchVision<0.21 ; python_version < '4' --hash=sha256:00\nnot a requirement !\ntorch\n"
+    )
+    (tmp_path / "constraints.txt").write_text("torch>=2.5\ntorch<2.6\n")
+    assert found(tmp_path) == [
+        "requirements.txt:3 still requires torch==2.5.1+cu121: write torch==2.8.0",
+        'requirements.txt:5 still requires TorchVision<0.21; python_version < "4": '
+        'write TorchVision==0.23.0; python_version < "4"',
+        "requirements.txt:1 names the index of the builds for cu121: torch 2.8.0 is not one of these, remove it",
+        "constraints.txt:2 still requires torch<2.6: write torch==2.8.0",
+    ]
+
+
+def test_a_project_without_uv_and_poetry(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "it"\ndependencies = [\n  "torch==2.5.1",\n  "numpy",\n]\n'
+        '[project.optional-dependencies]\nvision = ["torchvision[scipy]==0.20.1"]\n'
+        '[dependency-groups]\ndev = ["torch==2.5.*", {include-group = "x"}]\n'
+    )
+    assert [line.partition(" ")[0] for line in found(tmp_path)] == [
+        "pyproject.toml:10", "pyproject.toml:4", "pyproject.toml:8",
+    ]  # fmt: skip
+    assert found(tmp_path)[2].endswith("write torchvision[scipy]==0.23.0")
+
+
+def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[")
+    (tmp_path / "requirements.txt").mkdir()
+    (tmp_path / "requirements-big.txt").write_text("torch==2.5.1\n" * (1 << 17))
+    assert found(tmp_path) == []
