@@ -29,6 +29,7 @@ from envbuild.fetch import (
     index_config,
     index_pages,
     newest_release_lag,
+    sha256_file_store,
     uv_config,
     uv_error_translator,
 )
@@ -36,12 +37,13 @@ from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.util import disk_space, temporary_files
-from envbuild.util.errors import EnvbuildError, Fault, NetworkError, ProfileError
+from envbuild.util.errors import EnvbuildError, Fault, HashMismatch, NetworkError, ProfileError
 from envbuild.util.host_processes import Completed, ProcessTimeout, run
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 # uv 0.13 supports no platform beyond manylinux_2_40. Therefore `tags`, and not uv, decides which wheel fits.
 _UV_NEWEST_GLIBC = 40
+_MOST_NAMED = 5
 _SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
 
 
@@ -336,26 +338,83 @@ def _head(address: str, file: str) -> Head:
 _session = thread_safe_cache(index_config.index_session)
 
 
+def _located(missing: Sequence[Wheel], damaged: Mapping[str, HashMismatch], python: str, glibc: str) -> dict[str, str]:
+    """The URL of each of these files on the configured indexes, by file name. `damaged`: the error of each file that a
+    local folder has with a different content; it is raised if no index can be asked for the file."""
+    if not missing:
+        return {}
+    try:
+        found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
+    except (ProfileError, NetworkError) as error:
+        if named := next((damaged[wheel.file] for wheel in missing if wheel.file in damaged), None):
+            raise named from error
+        if isinstance(error, ProfileError):  # locked wheels were available once: not an error in the profile
+            raise NetworkError("the configured indexes lack a locked file", hint=error.hint) from error
+        if folders := _local_folders():
+            lacking = ", ".join(wheel.file for wheel in missing[:_MOST_NAMED])
+            more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+            text = f"the folder {', '.join(map(str, folders))} of find-links lacks {lacking}{more}"
+            error.hint = (
+                f"{text}: copy the files there; with PIP_NO_INDEX=1 no index is asked\n{error.hint or ''}".strip()
+            )
+        raise
+    return {wheel.file: address for wheel, address in found.items()}
+
+
+def _local_folders() -> list[Path]:
+    """The folders of find-links on this machine."""
+    found = []
+    for place in index_config.links():
+        parts = urllib.parse.urlsplit(place)
+        if parts.scheme in ("", "file"):
+            found.append(Path(urllib.parse.unquote(parts.path) if parts.scheme else place).expanduser().absolute())
+    return [folder for folder in found if folder.is_dir()]
+
+
+def _local_files(wheels: Iterable[Wheel]) -> tuple[dict[str, str], dict[str, HashMismatch]]:
+    """The URL of each wheel that a local folder of find-links has, by file name; and an error for each file there with
+    the name of a wheel but a different content."""
+    good: dict[str, str] = {}
+    damaged: dict[str, HashMismatch] = {}
+    folders = _local_folders()
+    for wheel in wheels:
+        for path in (folder / wheel.file for folder in folders):
+            if not path.is_file() or wheel.file in good:
+                continue
+            found = sha256_file_store.file_digest(path)
+            if found == wheel.sha256:
+                good[wheel.file] = path.as_uri()
+            else:
+                damaged[wheel.file] = HashMismatch(
+                    f"{path} is not the file that was locked: sha256 {found}, locked {wheel.sha256}",
+                    hint="the file is damaged, or a different build: copy it again from its origin",
+                )
+    return good, damaged
+
+
 def fetch_wheels(
     locked: Iterable[LockedWheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]
 ) -> int:
     """Download the wheels missing in the store; return how many. `progress` gets the file and the number of new bytes.
+    A wheel that is in a local folder of find-links is copied from there; an index is asked only for the other wheels.
 
-    Raises HashMismatch with the file's name; NetworkError if an index does not answer or no longer has a file.
+    Raises HashMismatch with the file's name, and with the path of a damaged local file; NetworkError if an index does
+    not answer or no longer has a file.
     """
     limits = {item.wheel: item.bytes for item in locked if not store.holds(item.wheel.sha256, item.wheel.file)}
     missing = list(limits)
     if not missing:
         return 0
-    try:
-        found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
-    except ProfileError as error:  # locked wheels were available once: not an error in the profile
-        raise NetworkError("the configured indexes lack a locked file", hint=error.hint) from error
-    addresses = {wheel.file: address for wheel, address in found.items()}
+    local, damaged = _local_files(missing)
+    elsewhere = [wheel for wheel in missing if wheel.file not in local]
+    addresses = {**_located(elsewhere, damaged, python, glibc), **local}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:
         hint = "lock other versions: envbuild lock PROFILE --upgrade NAME"
         raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint=hint)
+    for wheel in elsewhere:
+        if wheel.file in damaged and urllib.parse.urlsplit(addresses[wheel.file]).scheme == "file":
+            raise damaged[wheel.file]
     session = index_config.index_session()
     stop = threading.Event()  # one failure, or Ctrl-C, also ends the other downloads
     with store.incoming() as folder, ThreadPoolExecutor(index_config.PARALLEL) as pool:

@@ -417,6 +417,45 @@ def test_wheels_come_from_a_folder(folder: Path) -> None:
     assert stored() == ["alpha-1.0-py3-none-any.whl"]
 
 
+def test_no_index_is_asked_for_what_a_folder_has(folder: Path, served: Index) -> None:
+    assert fetch(*(as_locked(write_wheel(folder, name, "1.0")) for name in ("alpha", "beta"))) == 2
+    assert served.requests == []
+
+
+@pytest.mark.parametrize("no_index", [False, True])
+def test_a_damaged_file_in_a_folder_is_named(
+    folder: Path, served: Index, monkeypatch: pytest.MonkeyPatch, no_index: bool
+) -> None:
+    file = write_wheel(folder, "alpha", "1.0")
+    wanted = as_locked(file)
+    file.write_bytes(file.read_bytes() + b"damaged")
+    if no_index:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        forget()
+    with pytest.raises(HashMismatch) as caught:
+        fetch(wanted)
+    assert str(file) in caught.value.message and "copy it again" in str(caught.value.hint)
+    assert "--upgrade" not in str(caught.value.hint)
+
+
+def test_an_index_replaces_a_damaged_file_of_a_folder(folder: Path, served: Index) -> None:
+    wanted = as_locked(write_wheel(served.folder, "alpha", "1.0"))
+    (folder / wanted.file).write_bytes(b"damaged")
+    assert fetch(wanted) == 1
+
+
+def test_an_unreachable_index_names_what_the_folder_lacks(
+    folder: Path, served: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = as_locked(write_wheel(served.folder, "beta", "1.0"))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    forget()
+    with pytest.raises(NetworkError) as caught:
+        fetch(as_locked(write_wheel(folder, "alpha", "1.0")), lacking)
+    assert f"{folder} of find-links lacks {lacking.file}: " in str(caught.value.hint)
+    assert "PIP_NO_INDEX=1" in str(caught.value.hint)
+
+
 def test_another_file_under_the_name_is_refused_and_nothing_is_kept(served: Index) -> None:
     file = write_wheel(served.folder, "alpha", "1.0")
     served.spoil = {file.name: file.read_bytes() + b"spoiled"}
