@@ -216,7 +216,8 @@ def _found(diagnosis: Diagnosis) -> Iterator[str]:
     for ident, text in diagnosis.problems:
         yield f"Found: {ident}: {text}"
     for advisory in diagnosis.absent:
-        yield f"Ruled out here: {advisory.id}, which the log shows; versions or GPU of this environment do not match"
+        text = "versions, packages or GPU of this environment do not match"
+        yield f"Ruled out here: {advisory.id}, which the log shows; {text}"
     for note in diagnosis.notes:
         yield f"Note: {note}"
 

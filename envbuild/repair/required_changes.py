@@ -152,7 +152,7 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
     named = [match.advisory for match in shown if match.advisory]
-    absent = tuple(advisory for advisory in named if advisory.match and advisory.standing(now) == "contradicted")
+    absent = tuple(advisory for advisory in named if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
     acted, changes = _version_changes(now, shown_here, held, wanted, files_only)
     by_hand = [*_by_hand(audited, changes), *_without_change(acted, changes, now)]
@@ -168,6 +168,13 @@ def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = Fa
         tuple(acted), absent, changes, tuple(own), (*_notes(audited, found, changes), *optional), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
+
+
+def _cannot_apply(advisory: Advisory, now: Situation, held: Holdings) -> bool:
+    """Whether the environment contradicts the advisory, or lacks the apex that it is about."""
+    if advisory.about_apex and held.apex is None and "apex" not in held.installed:
+        return True
+    return bool(advisory.match) and advisory.standing(now) == "contradicted"
 
 
 def _version_changes(

@@ -699,6 +699,11 @@ def test_without_the_unrelated_apex_transformers_stays(tmp_path: Path) -> None:
     assert [advisory.id for advisory in plan.diagnosis.advisories] == ["apex-t5-mixed-dtype"]
     assert [argv[-1] for argv in installs(plan)] == ["apex"] and plan.diagnosis.by_hand == ()
     assert any("transformers 5.8 or newer" in note for note in plan.diagnosis.notes)
+    shutil.rmtree(place.site / "apex")
+    shutil.rmtree(next(place.site.glob("apex-*")))
+    plan = place.plan(log)
+    assert plan.state == "healthy", "the log's fault needs apex"
+    assert [advisory.id for advisory in plan.diagnosis.absent] == ["apex-t5-mixed-dtype"]
 
 
 def test_flash_attn_of_another_torch_is_built_again(tmp_path: Path) -> None:
