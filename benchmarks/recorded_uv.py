@@ -15,8 +15,8 @@ from envbuild.cli.lock import PARALLEL
 # Runs envbuild with a program in place of uv. `uv_binary` is the only place where envbuild looks uv up.
 _ENVBUILD = (
     "import pathlib, sys; from envbuild.fetch import wheel_resolution_and_download as wheels; "
-    "wheels.uv_binary = lambda: pathlib.Path(sys.argv[1]); "
-    "sys.argv[1:] = sys.argv[2:]; from envbuild.cli.entry import main; main()"
+    "uv = pathlib.Path(sys.argv.pop(1)); wheels.uv_binary = lambda: uv; "
+    "from envbuild.cli.entry import main; main()"
 )
 # Keeps the files that the arguments name, because envbuild removes them after the call.
 _RECORDER = """#!{python}

@@ -286,6 +286,14 @@ def test_the_calls_of_uv_are_repeated_with_the_files_that_they_had(code: int, tm
     assert calls.read_text(encoding="utf-8") == "numpy==1\ntorch\n" * 2
 
 
+def test_a_recorded_command_runs_envbuild_with_the_recorder(tmp_path: Path) -> None:
+    """It runs with all its arguments, and looks up the recorder in place of uv."""
+    command = list(recorded_uv.recording(Path("uv"), tmp_path / "recorded"))
+    command[2] = command[2].replace("main()", "print(wheels.uv_binary(), *sys.argv[1:])")
+    done = subprocess.run([*command, "lock", "cpu"], capture_output=True, text=True, cwd=CHECKOUT)
+    assert done.stdout.split() == [str(tmp_path / "recorded" / "uv"), "lock", "cpu"], done.stderr
+
+
 def test_without_a_recorded_call_nothing_is_measured(tmp_path: Path) -> None:
     recorded_uv.recording(Path("uv"), tmp_path / "recorded")
     with pytest.raises(SystemExit, match="no call of uv was recorded"):
