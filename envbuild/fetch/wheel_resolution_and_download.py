@@ -348,8 +348,6 @@ def _located(missing: Sequence[Wheel], damaged: Mapping[str, HashMismatch], pyth
     except (ProfileError, NetworkError) as error:
         if named := next((damaged[wheel.file] for wheel in missing if wheel.file in damaged), None):
             raise named from error
-        if isinstance(error, ProfileError):  # locked wheels were available once: not an error in the profile
-            raise NetworkError("the configured indexes lack a locked file", hint=error.hint) from error
         if folders := _local_folders():
             lacking = ", ".join(wheel.file for wheel in missing[:_MOST_NAMED])
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
@@ -357,6 +355,8 @@ def _located(missing: Sequence[Wheel], damaged: Mapping[str, HashMismatch], pyth
             error.hint = (
                 f"{text}: copy the files there; with PIP_NO_INDEX=1 no index is asked\n{error.hint or ''}".strip()
             )
+        if isinstance(error, ProfileError):  # locked wheels were available once: not an error in the profile
+            raise NetworkError("the configured indexes lack a locked file", hint=error.hint) from error
         raise
     return {wheel.file: address for wheel, address in found.items()}
 
@@ -367,7 +367,8 @@ def _local_folders() -> list[Path]:
     for place in index_config.links():
         parts = urllib.parse.urlsplit(place)
         if parts.scheme in ("", "file"):
-            found.append(Path(urllib.parse.unquote(parts.path) if parts.scheme else place).expanduser().absolute())
+            path = urllib.parse.unquote(parts.path) if parts.scheme else os.path.expanduser(place)  # noqa: PTH111
+            found.append(Path(path).absolute())  # unlike Path.expanduser, an unknown ~user is no error
     return [folder for folder in found if folder.is_dir()]
 
 

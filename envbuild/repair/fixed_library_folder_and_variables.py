@@ -74,13 +74,15 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
         return ProgramEnvironment(variables, "the environment already contains the fixed libraries", expected)
     version = ".".join(held.python.version.split(".")[:2])
     folders = [library_folder(pin, version, say) for pin in missing]
-    found = effective_variables(held, missing, folders, plan.source)
+    found = effective_variables(held, missing, folders, plan.source, without_foreign=changes.library_path)
     return replace(found, variables={**variables, **found.variables})
 
 
 def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for command in plan.commands:
+        if command == repair_plan.UNSET_ELSEWHERE:  # here the variable is not at fault, and may have other folders
+            continue
         if command.shell and command.argv[0] == "unset":
             found[command.argv[1]] = None
         elif command.shell:
@@ -90,9 +92,15 @@ def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
 
 
 def effective_variables(
-    held: Holdings, pins: Sequence[LibraryPin], folders: Sequence[Path], source: DiagnosisInput
+    held: Holdings,
+    pins: Sequence[LibraryPin],
+    folders: Sequence[Path],
+    source: DiagnosisInput,
+    *,
+    without_foreign: bool = False,
 ) -> ProgramEnvironment:
     """Return LD_LIBRARY_PATH if the loader takes the files of these folders with it, otherwise LD_PRELOAD.
+    `without_foreign`: remove the folders with other CUDA libraries from LD_LIBRARY_PATH.
 
     Raises CheckFailed if neither works: torch's library has a different name, or is linked into torch.
     """
@@ -110,7 +118,8 @@ def effective_variables(
     wanted = {name: own[name] for name in names if name in own}
     if set(names) - set(wanted):
         raise CheckFailed(f"the fixed wheel lacks {', '.join(sorted(set(names) - set(wanted)))}")
-    path = ":".join([*map(str, folders), *filter(None, [given.library_path])])
+    before_path = repair_plan.own_library_path(held, given.library_path) if without_foreign else given.library_path
+    path = ":".join([*map(str, folders), *filter(None, [before_path])])
     after = dynamic_loader_search.loaded_files(replace(given, library_path=path))
     if all(after[name].path == wanted[name] for name in names):
         return ProgramEnvironment({"LD_LIBRARY_PATH": path}, "LD_LIBRARY_PATH comes first", wanted)

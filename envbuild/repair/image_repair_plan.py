@@ -79,8 +79,8 @@ def fixed_image_name(reference: str) -> str:
 def plan_image_repair(audited: Audit, found: Explanation | None, user: str) -> ImageRepairPlan:
     """Plan the repair of an audited image. `found`: the explanation of a log of its container; `user`: the user that
     the image's configuration names."""
-    diagnosis = required_changes.diagnose(audited, found)
     profile = audited.wanted.cli_words if audited.wanted.claimed else None
+    diagnosis = required_changes.diagnose(audited, found, metadata_counts=profile is None)
     plan = ImageRepairPlan(audited.target, diagnosis, profile)
     if diagnosis.healthy:
         return plan

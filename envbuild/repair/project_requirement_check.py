@@ -21,14 +21,20 @@ _PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20}
 
 def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Describe each line in the files of a project folder that excludes a version which the repair installed, with the
-    requirement to write instead. `before`, `after`: the installed versions by name."""
+    requirement to write instead, and each line that names a package which the repair removed. `before`, `after`: the
+    installed versions by name."""
     changed = {name: version for name, version in after.items() if before.get(name, version) != version}
+    removed = before.keys() - after.keys()
     found: list[str] = []
     for pattern in ("requirements*.txt", "constraints*.txt", "pyproject.toml"):
         for file in sorted(folder.glob(pattern)):
             text = _content(file)
             requirements = _project(text) if file.suffix == ".toml" else _listed(text)
             for number, requirement in requirements:
+                if requirement.marker and not requirement.marker.evaluate():
+                    continue
+                if canonicalize_name(requirement.name) in removed:
+                    found.append(f"{file}:{number} still requires {requirement}: remove the line")
                 version = changed.get(canonicalize_name(requirement.name))
                 if version and requirement.specifier and not requirement.specifier.contains(version, prereleases=True):
                     found.append(_line(file, number, requirement, version))
@@ -98,5 +104,5 @@ def _old_index(file: Path, text: str, before: str, after: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         named = _PYTORCH_INDEX.search(line.partition("#")[0])
         if named and label and named[1] == label and after.partition("+")[2] != label:
-            text = f"names the index of the builds for {label}: torch {after} is not one of these, remove it"
+            text = f"names the index of the builds for {label}: torch {after} is not one of these; remove this line"
             yield f"{file}:{number} {text}"

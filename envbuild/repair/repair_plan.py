@@ -172,8 +172,9 @@ def plan_repair(
     """Plan the repair of an audited environment. `found`: the explanation of logs from the environment; `logs`: their
     paths; `gpus`: the ids of the GPUs that the user named; `files_only`: as in required_changes.diagnose."""
     held = audited.held
-    diagnosis = required_changes.diagnose(audited, found, files_only=files_only)
     manager = environment_manager_detection.detect(held)
+    by_metadata = manager.kind in ("pip", "uv", "system")
+    diagnosis = required_changes.diagnose(audited, found, files_only=files_only, metadata_counts=by_metadata)
     files = environment_manager_detection.metadata_files(
         list(dict.fromkeys(item.folder for item in held.distributions))
     )
@@ -497,7 +498,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     torch = held.torch
     given = loader_input(held)
     if torch is None or given is None:
-        return [], [_UNSET_ELSEWHERE] if changes.library_path else [], []
+        return [], [UNSET_ELSEWHERE] if changes.library_path else [], []
     before = dynamic_loader_search.loaded_files(given)
     libraries = [copy for pin in changes.pins for copy in group_sonames(held, pin.library, before)]
     foreign_paths = {copy.path for copy in required_changes.foreign_on_library_path(held)}
@@ -506,7 +507,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     planned = {**dict.fromkeys(changes.leftovers), **_planned(held, changes)}
     after_input, shells = replace(given, planned=planned), list[Command]()
     if changes.library_path:
-        after_input = replace(after_input, library_path=_own_library_path(held, given.library_path))
+        after_input = replace(after_input, library_path=own_library_path(held, given.library_path))
     after = dynamic_loader_search.loaded_files(after_input)
     own = {path for path in planned if planned[path]} | {
         copy.path for pin in changes.pins for copy in held.libraries if copy.distribution == pin.distribution
@@ -528,7 +529,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
             does = f"{name} leads to a different copy, by {', '.join(left_out)}; {_IN_SHELL}"
             shells.append(Command(does, argv, True))
     if changes.library_path and given.library_path == after_input.library_path:
-        shells.append(_UNSET_ELSEWHERE)
+        shells.append(UNSET_ELSEWHERE)
     versions = {pin.library: pin.version for pin in changes.pins}
     rows, warnings = [], []
     if changes.library_path:
@@ -548,7 +549,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
 
 
 _IN_SHELL = "in the shell or job script that starts the program"
-_UNSET_ELSEWHERE = Command(
+UNSET_ELSEWHERE = Command(
     f"here LD_LIBRARY_PATH leads to no other CUDA library: {_IN_SHELL}, remove the CUDA folder from it, or unset it",
     ("unset", "LD_LIBRARY_PATH"),
     True,
@@ -559,7 +560,7 @@ def _entries(variable: str) -> list[str]:
     return [part for part in re.split("[:; ]", variable) if part]
 
 
-def _own_library_path(held: Holdings, variable: str) -> str:
+def own_library_path(held: Holdings, variable: str) -> str:
     """The value of LD_LIBRARY_PATH without the folders that have CUDA libraries outside of Python's packages."""
     names = {name for copy in required_changes.foreign_on_library_path(held) for name in (copy.soname, copy.name)}
     folders = [folder for folder in re.split("[:;]", variable) if folder]

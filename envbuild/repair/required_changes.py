@@ -145,16 +145,21 @@ def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequ
     )
 
 
-def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> Diagnosis:
+def diagnose(
+    audited: Audit, found: Explanation | None, *, files_only: bool = False, metadata_counts: bool = True
+) -> Diagnosis:
     """Decide what to change. `found`: the explanation of a log from this environment. `files_only`: the fix may make a
-    program load different library files, also in place of bundled ones, but not install a different torch for that."""
+    program load different library files, also in place of bundled ones, but not install a different torch for that.
+    `metadata_counts`: whether the environment's manager reads what installed packages require from their METADATA, so
+    that it may bring a required version back."""
     held, wanted = audited.held, audited.wanted
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
     named = [match.advisory for match in shown if match.advisory]
     absent = tuple(advisory for advisory in named if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
-    acted, changes = _version_changes(now, shown_here, held, wanted, files_only)
+    kept = dict(_unkept(held, now, wanted)) if metadata_counts else {}
+    acted, changes = _version_changes(now, shown_here, held, wanted, files_only, kept)
     by_hand = [*_by_hand(audited, changes), *_without_change(acted, changes, now)]
     if found:
         by_hand += [
@@ -178,17 +183,23 @@ def _cannot_apply(advisory: Advisory, now: Situation, held: Holdings) -> bool:
 
 
 def _version_changes(
-    now: Situation, shown: Sequence[Advisory], held: Holdings, wanted: Expected, files_only: bool
+    now: Situation,
+    shown: Sequence[Advisory],
+    held: Holdings,
+    wanted: Expected,
+    files_only: bool,
+    kept: Mapping[str, str],
 ) -> tuple[list[Advisory], Changes]:
     """Return the advisories to fix, and the changes that fix all of them. If an advisory of severity `refuse` applies
-    only after a change, it is fixed too. Advisories that the profile accepts count only if a log shows them.
+    only after a change, it is fixed too. Advisories that the profile accepts count only if a log shows them. `kept`:
+    installed libraries that stay, although torch requires other versions.
 
     A fault that LD_LIBRARY_PATH causes is fixed by changing that variable. In an image, it is fixed by a different
     torch, because the variables of its containers are unknown."""
     acted: list[Advisory] = []
     library_path, unrelated = False, tuple(_unrelated(held))
     torch = _gpu_torch(now, held)
-    pins = {} if torch or files_only else {**dict(_unkept(held, now, wanted)), **dict(_pins_of_leftovers(held, now))}
+    pins = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
     packages: dict[str, None] = {}
     variables: dict[str, str] = {}
     after = _with_torch(now, torch) if torch else replace(now, libraries={**now.libraries, **pins})

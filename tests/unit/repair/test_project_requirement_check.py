@@ -25,9 +25,16 @@ def test_requirements_and_constraints(tmp_path: Path) -> None:
         "requirements.txt:3 still requires torch==2.5.1+cu121: write torch==2.8.0",
         'requirements.txt:5 still requires TorchVision<0.21; python_version < "4": '
         'write TorchVision==0.23.0; python_version < "4"',
-        "requirements.txt:1 names the index of the builds for cu121: torch 2.8.0 is not one of these, remove it",
+        "requirements.txt:1 names the index of the builds for cu121: torch 2.8.0 is not one of these; remove this line",
         "constraints.txt:2 still requires torch<2.6: write torch==2.8.0",
     ]
+
+
+def test_a_removed_package_and_a_line_for_another_system(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("apex\ntorch==2.5.1; sys_platform == 'win32'\nnumpy==1.0\n")
+    before = {**BEFORE, "apex": "0.9.10.dev0"}
+    (line,) = project_requirement_check.outdated_requirements(tmp_path, before, AFTER)
+    assert line == f"{tmp_path}/requirements.txt:1 still requires apex: remove the line"
 
 
 def test_a_project_without_uv_and_poetry(tmp_path: Path) -> None:
