@@ -572,6 +572,8 @@ def test_a_library_that_the_next_installation_would_replace_is_kept(tmp_path: Pa
     unknown = place.plan(None)
     assert unknown.state == "healthy"
     assert any("may bring the required version back" in note for note in unknown.diagnosis.notes)
+    (place.prefix.parent / "poetry.lock").write_text("")
+    assert place.plan().state == "healthy", "Poetry does not read METADATA: its own files decide"
 
 
 def test_an_old_copy_without_a_known_fault_is_left_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
