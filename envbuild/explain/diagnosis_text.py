@@ -121,8 +121,12 @@ def _match(
             *(("save the log to a file, and write its name for LOG",) if fix and "LOG" in fix.split() else ()),
             *((_CONFLICT,) if _overridden(match, situation) else ()),
             *_no_torch_for_driver(match, situation),
+            *((_VARIABLE,) if fix and _sets_variable(match) else ()),
         ),
-        commands=(*((("envbuild", _with_remark(fix)),) if fix else ()), *fix_commands(match, situation)),
+        commands=(
+            *((("envbuild", _with_remark(fix, match)),) if fix else ()),
+            *fix_commands(match, situation),
+        ),
     )
     if prove:
         yield Section("Prove", commands=tuple(prove_commands(prove)))
@@ -143,6 +147,11 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
 
 
 _FIX_REMARK = "   # for your active environment; --apply runs the fix"
+_VARIABLE_REMARK = "   # prints the line for your job script"
+_VARIABLE = (
+    "put the line that sets or unsets the variable into the job script, where the variable is set: `envbuild fix` "
+    "prints the line, and `fix --apply` cannot change variables of your shell"
+)
 _CONFLICT = (
     "pip reports a conflict with torch's own pin and installs the library anyway; a later pip install of a package "
     "that requires torch may bring the old version back: `envbuild fix --apply` also changes what torch requires, so "
@@ -150,10 +159,22 @@ _CONFLICT = (
 )
 
 
-def _with_remark(fix: str) -> str:
+def _sets_variable(match: SignatureMatch) -> bool:
+    """Whether the fix, or a part of it, is a variable."""
+    return "env" in match.write or bool(match.advisory and match.advisory.by_library_path)
+
+
+def _changes_packages(match: SignatureMatch) -> bool:
+    """Whether `envbuild fix` changes packages. A fault that LD_LIBRARY_PATH causes is fixed by this variable alone."""
+    by_variable = match.advisory and match.advisory.by_library_path
+    return not by_variable and bool({"torch", "pins", "packages"} & match.write.keys())
+
+
+def _with_remark(fix: str, match: SignatureMatch) -> str:
     """Returns the command with a remark, unless the line would then be wrapped, since a shell comment cannot be
     continued on the next line."""
-    return f"{fix}{_FIX_REMARK}" if display_width(fix) + len(_FIX_REMARK) <= COLUMNS - 12 else fix
+    remark = _FIX_REMARK if _changes_packages(match) else _VARIABLE_REMARK
+    return f"{fix}{remark}" if display_width(fix) + len(remark) <= COLUMNS - 12 else fix
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:

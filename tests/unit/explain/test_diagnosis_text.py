@@ -47,6 +47,14 @@ def test_the_fix_names_the_command_for_the_users_environment(tmp_path: Path) -> 
     assert "write its name for LOG" in piped(text)
 
 
+def test_a_fix_by_a_variable_belongs_in_the_job_script() -> None:
+    text = "torch 2.10.0+cu128\nOSError: libcublas.so.12: undefined symbol: cublasLtGetEnvironmentMode\n"
+    found = " ".join(piped(text).split())
+    assert "--apply runs the fix" not in found
+    assert "put the line that sets or unsets the variable into the job script" in found
+    assert "envbuild fix LOG --here # prints the line for your job script" in found
+
+
 def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
     text = "one GPU works, three die with SIGSEGV (torchrun)\n"
     assert "envbuild fix" not in piped(text)
