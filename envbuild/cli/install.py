@@ -24,7 +24,10 @@ def command(name: str, path: Path | None, output: Path | None, as_json: bool) ->
     constraints. Activating the environment sets the profile's variables. Repeating the command changes only what
     differs from the lock. The host needs the lock's Python version. Extensions that the profile compiles are left out.
 
+    The wheels come from pip's indexes and find-links folders. The last example uses a folder of wheels and no network.
+
     Example: envbuild install h20 .venv
+    Example: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR envbuild install NAME venv
     """
     target = output or path
     if target is None or (output and path):
