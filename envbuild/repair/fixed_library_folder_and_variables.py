@@ -69,7 +69,7 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
     variables: dict[str, str | None] = dict(changes.variables)
     missing = [pin for pin in changes.pins if not pin.installed]
     if not missing:
-        variables |= _shell_changes(plan)
+        variables |= _shell_changes(plan, held)
         expected = {row.library: row.after for row in plan.libraries if row.after}
         return ProgramEnvironment(variables, "the environment already contains the fixed libraries", expected)
     version = ".".join(held.python.version.split(".")[:2])
@@ -78,10 +78,10 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
     return replace(found, variables={**variables, **found.variables})
 
 
-def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
+def _shell_changes(plan: RepairPlan, held: Holdings) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for command in plan.commands:
-        if command == repair_plan.UNSET_ELSEWHERE:  # here the variable is not at fault, and may have other folders
+        if command == repair_plan.unset_elsewhere(held):  # here the variable is not at fault, and may have other folders
             continue
         if command.shell and command.argv[0] == "unset":
             found[command.argv[1]] = None

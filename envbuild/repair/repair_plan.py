@@ -498,7 +498,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     torch = held.torch
     given = loader_input(held)
     if torch is None or given is None:
-        return [], [UNSET_ELSEWHERE] if changes.library_path else [], []
+        return [], [unset_elsewhere(held)] if changes.library_path else [], []
     before = dynamic_loader_search.loaded_files(given)
     libraries = [copy for pin in changes.pins for copy in group_sonames(held, pin.library, before)]
     foreign_paths = {copy.path for copy in required_changes.foreign_on_library_path(held)}
@@ -529,7 +529,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
             does = f"{name} leads to a different copy, by {', '.join(left_out)}; {_IN_SHELL}"
             shells.append(Command(does, argv, True))
     if changes.library_path and given.library_path == after_input.library_path:
-        shells.append(UNSET_ELSEWHERE)
+        shells.append(unset_elsewhere(held))
     versions = {pin.library: pin.version for pin in changes.pins}
     rows, warnings = [], []
     if changes.library_path:
@@ -549,11 +549,16 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
 
 
 _IN_SHELL = "in the shell or job script that starts the program"
-UNSET_ELSEWHERE = Command(
-    f"here LD_LIBRARY_PATH leads to no other CUDA library: {_IN_SHELL}, remove the CUDA folder from it, or unset it",
-    ("unset", "LD_LIBRARY_PATH"),
-    True,
-)
+
+
+def unset_elsewhere(held: Holdings) -> Command:
+    """The command for a job whose LD_LIBRARY_PATH differs from that of this shell, and how to check the job."""
+    check = shlex.join(["envbuild", "audit", "--python", held.python.executable])
+    does = (
+        f"in this shell, LD_LIBRARY_PATH leads to no other CUDA library: run `{check}` inside the job script to check "
+        f"the job; {_IN_SHELL}, remove the CUDA folder from the variable, or unset it if it has nothing else"
+    )
+    return Command(does, ("unset", "LD_LIBRARY_PATH"), True)
 
 
 def _entries(variable: str) -> list[str]:

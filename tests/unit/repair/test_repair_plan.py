@@ -497,6 +497,9 @@ def test_a_fault_that_ld_library_path_causes_is_fixed_by_the_variable(
     with_torch(place, "2.10.0", "12.8")
     plan = place.plan(SHADOW_LOG)
     assert installs(plan) == [("unset", "LD_LIBRARY_PATH")]
+    does = plan.commands[0].does
+    assert does.startswith("in this shell, LD_LIBRARY_PATH leads to no other CUDA library")
+    assert f"run `envbuild audit --python {place.python}` inside the job script" in does
     assert [advisory.id for advisory in plan.diagnosis.advisories] == ["cublaslt-shadow-runpath"]
     assert plan.refused == (
         "the fix only changes shell variables",
