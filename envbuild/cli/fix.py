@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -87,13 +87,15 @@ def command(
 
     prove, profile = environment_probe_commands(plan)
     torch = (held.torch and held.torch.version) or held.installed.get("torch")
+    outdated = [] if applied else _planned_outdated_requirements(plan, held)
     if not as_json:
         again = None if applied else shlex.join(plan.source.fix("--apply"))
-        for line in repair_output.repair_lines(plan, torch, prove, again):
+        for line in repair_output.repair_lines(plan, torch, prove, again, outdated):
             click.echo(printable(line))
         if other := _line_for_driver(plan, profile):
             click.echo(f"Or start again, with a profile for this driver: envbuild install {other} NEW_FOLDER")
     document = repair_output.repair_document(plan, prove, profile)
+    document = replace(document, notes=(*document.notes, *outdated))
     if applied and not plan.diagnosis.healthy:
         document = _apply(plan, held, document, as_json)
     if as_json:
@@ -159,10 +161,11 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         click.echo(printable(f"  {text}"), err=True)
 
     repair_run.require_changeable(plan, held)
-    say(f"needs about {repair_run.needed_space(plan, held) / 1e6:.0f} MB of disk; replaced files are kept until --undo")
+    megabytes = round(repair_run.needed_space(plan, held) / 1e6)
+    say(f"{f'needs about {megabytes} MB of disk; ' if megabytes else ''}replaced files are kept until --undo")
     backup = repair_run.apply_repair(plan, held, say)
     _, after = audit_command.collect_from_environment(plan.target)
-    outdated = _outdated_requirements(plan, held, after)
+    outdated = _outdated_requirements(plan, held.installed, after.installed)
     left = plan.by_user or plan.diagnosis.by_hand
     document = replace(
         document,
@@ -181,7 +184,12 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         raise
     if not as_json:
         done = "Changed, but not yet fixed: see below" if left else "Fixed"
-        click.echo(printable(f"{done}. Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
+        if isinstance(run, str) and document.prove:
+            done += f"; not tested: {run}; on the GPU machine run: {document.prove[0]}"
+            click.echo(printable(done))
+        else:
+            click.echo(printable(f"{done}."))
+        click.echo(printable(f"Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
         for command in plan.by_user:
             click.echo(printable(f"Still to do: {command.does}: {command.text}"))
         for problem, remedy in plan.diagnosis.by_hand:
@@ -191,22 +199,30 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         for row in plan.libraries:
             loaded = next((copy for copy in after.libraries if copy.loaded and copy.name == row.library), None)
             click.echo(printable(f"Loaded now: {loaded}" if loaded else f"{row.library}: not loaded by import torch"))
-        for probe in plan.diagnosis.probes if isinstance(run, str) else ():
-            click.echo(f"{probe}: skipped: {run}")
         for result in () if isinstance(run, str) else run.results:
             reason = f": {result.reason}" if result.reason else ""
             click.echo(printable(f"{result.probe}: {result.status}{reason}"))
     return document
 
 
-def _outdated_requirements(plan: RepairPlan, held: Holdings, after: Holdings) -> list[str]:
-    """Describe the lines in the project's own files that still require a replaced version. uv and Poetry keep the files
-    of their projects up to date."""
+def _planned_outdated_requirements(plan: RepairPlan, held: Holdings) -> list[str]:
+    """Describe the lines in the project's own files that will exclude the installed version after the commands."""
+    from envbuild.repair import project_requirement_check
+
+    if not plan.printed:
+        return []
+    planned = project_requirement_check.planned_versions(held.installed, plan.diagnosis.changes)
+    return _outdated_requirements(plan, held.installed, planned)
+
+
+def _outdated_requirements(plan: RepairPlan, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Describe the lines in the project's own files that exclude a new version. uv and Poetry keep the files of their
+    projects up to date."""
     from envbuild.repair import project_requirement_check
 
     if plan.manager.kind not in ("pip", "uv"):
         return []
-    return project_requirement_check.outdated_requirements(plan.manager.prefix.parent, held.installed, after.installed)
+    return project_requirement_check.outdated_requirements(plan.manager.prefix.parent, before, after)
 
 
 def _undo_line(plan: RepairPlan) -> str:

@@ -12,11 +12,29 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.facts import database
+from envbuild.repair.required_changes import Changes
 from envbuild.util import yaml_and_project_paths
 
 _LARGEST = 1 << 20  # bytes: larger files are not read
 _MOST_LINES = 10
 _PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20})\b")
+
+
+def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, str]:
+    """Return the installed versions by name after the changes, as far as they are known before. `before`: the installed
+    versions."""
+    release = database.torch_release(changes.torch) if changes.torch else None
+    bounds = {name: bound for name, bound in release.pins.items() if name in before} if release else {}
+    texts = [f"{name}{bound}" for name, bound in bounds.items()]
+    texts += [*([f"torch=={changes.torch}"] if changes.torch else []), *(pin.requirement for pin in changes.pins)]
+    found = dict(before)
+    for text in (*texts, *changes.companions, *changes.rebuilt, *changes.packages):
+        requirement = Requirement(text)
+        exact = re.fullmatch(r"==([^,*]+)", str(requirement.specifier))
+        if exact:
+            found[canonicalize_name(requirement.name)] = exact[1]
+    return found
 
 
 def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

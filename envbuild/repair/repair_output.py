@@ -125,9 +125,11 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
     )
 
 
-def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], apply: str | None) -> Iterator[str]:
-    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the
-    plan."""
+def repair_lines(
+    plan: RepairPlan, torch: str | None, prove: Sequence[str], apply: str | None, outdated: Sequence[str] = ()
+) -> Iterator[str]:
+    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the plan;
+    `outdated`: lines in files of the project that the commands do not change."""
     yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
     yield from _judged(plan.diagnosis, torch)
     if plan.diagnosis.healthy:
@@ -141,6 +143,7 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
         yield f"  fix: {remedy}"
     for warning in plan.warnings:
         yield f"Warning: {warning}"
+    yield from (f"Not changed by these commands: {text}" for text in outdated)
     if plan.refused and (plan.printed or plan.overrides or not plan.diagnosis.changes.empty):
         yield f"--apply would refuse: {plan.refused[0]}; {plan.refused[1]}"
     elif apply and (plan.printed or plan.overrides):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from envbuild.repair import project_requirement_check
+from envbuild.repair.required_changes import Changes
 
 BEFORE = {"torch": "2.5.1+cu121", "torchvision": "0.20.1+cu121", "numpy": "1.26.4"}
 AFTER = {"torch": "2.8.0", "torchvision": "0.23.0", "numpy": "1.26.4"}
@@ -54,3 +55,12 @@ def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").mkdir()
     (tmp_path / "requirements-big.txt").write_text("torch==2.5.1\n" * (1 << 17))
     assert found(tmp_path) == []
+
+
+def test_versions_after_the_planned_changes() -> None:
+    """Bounds that leave the version open are left out."""
+    changes = Changes(torch="2.7.1", companions=("torchvision==0.22.1",), packages=("numpy>=2",))
+    before = {**BEFORE, "nvidia-cublas-cu12": "12.1.3.1"}
+    planned = project_requirement_check.planned_versions(before, changes)
+    new = {"torch": "2.7.1", "torchvision": "0.22.1", "nvidia-cublas-cu12": "12.6.4.1"}
+    assert planned == {**before, **new}

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -436,6 +437,9 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
 def test_what_is_left_to_the_user_is_named_and_not_called_fixed(venv: Venv, capsys: pytest.CaptureFixture[str]) -> None:
     """A variable of the user's shell is still as before, and requirements.txt still has the old version."""
     (venv.prefix.parent / "requirements.txt").write_text("numpy\nnvidia-cublas-cu12==12.1.3.1  # of torch\n")
+    line = "requirements.txt:2 still requires nvidia-cublas-cu12==12.1.3.1: write nvidia-cublas-cu12==12.4.5.8"
+    preview = envbuild("fix", str(venv.log), "--python", str(venv.prefix))
+    assert re.search(f"Not changed by these commands: .*/{re.escape(line)}", preview.stdout)
     plan, held = fix_command.planned_repair((str(venv.log),), str(venv.prefix), ())
     left = Command("in the job script", ("unset", "LD_LIBRARY_PATH"), True)
     plan = dataclasses.replace(plan, commands=(*plan.commands, left))
@@ -444,7 +448,6 @@ def test_what_is_left_to_the_user_is_named_and_not_called_fixed(venv: Venv, caps
     assert document.state == "by-hand" and venv.cublas() == "12.4.5"
     assert "Changed, but not yet fixed" in printed and "Fixed" not in printed
     assert "Still to do: in the job script: unset LD_LIBRARY_PATH" in printed
-    line = "requirements.txt:2 still requires nvidia-cublas-cu12==12.1.3.1: write nvidia-cublas-cu12==12.4.5.8"
     assert line in printed and any(line in note for note in document.notes)
 
 
@@ -507,11 +510,12 @@ def test_conda_poetry_and_the_system_are_refused(venv: Venv) -> None:
 
 
 def test_the_probes_run_where_there_is_a_gpu(venv: Venv) -> None:
-    """This machine has no GPU, so the probes are skipped with the reason."""
+    """This machine has no GPU, so the command for the machine with the GPU is printed."""
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 0, done.stderr
-    assert "gemm.crash: skipped: this machine has no GPU" in done.stdout
-    assert "needs about" in done.stderr
+    command = f"envbuild test h20 --python {venv.python} --probe gemm.crash"
+    assert f"Fixed; not tested: this machine has no GPU; on the GPU machine run: {command}" in done.stdout
+    assert "MB of disk" not in done.stderr, "less than 1 MB"
     assert f"Loaded now: {venv.site}/nvidia/cublas/lib/libcublas.so.12 (12.4.5.8, loaded)" in done.stdout
 
 
