@@ -81,7 +81,7 @@ def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], N
 def _shell_changes(plan: RepairPlan, held: Holdings) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for command in plan.commands:
-        if command == repair_plan.unset_elsewhere(held):  # here the variable is not at fault, and may have other folders
+        if command == repair_plan.unset_elsewhere(held):  # here the variable has other folders only
             continue
         if command.shell and command.argv[0] == "unset":
             found[command.argv[1]] = None

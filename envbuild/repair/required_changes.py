@@ -550,12 +550,12 @@ def _optional(held: Holdings, acted: Sequence[Advisory], changes: Changes) -> It
     if "apex" not in changes.uninstall or _dependents("apex", held):
         return
     yield (
-        "no installed package requires apex, so removing the unrelated package is enough; only if your program itself "
-        f"uses NVIDIA's apex, build it from source{_BUILD_APEX}"
+        "no installed package requires apex, so removing the unrelated package is enough: no action is needed unless "
+        f"your program itself imports NVIDIA's apex; then build it from source{_BUILD_APEX}"
     )
     for advisory in acted:
         if advisory.about_apex:
-            yield f"with NVIDIA's apex, {advisory.id} applies: {advisory.remedy}"
+            yield f"only if your program imports apex: with NVIDIA's apex, {advisory.id} applies: {advisory.remedy}"
 
 
 def _remedy(finding: Finding, held: Holdings) -> str:
@@ -605,7 +605,8 @@ def _without_change(acted: Sequence[Advisory], changes: Changes, now: Situation)
 
 
 _MAY_REVERT = (
-    "; the next pip install of a package that requires torch may bring the required version back: envbuild fix --apply "
+    "; no action is needed unless you install packages later: the next pip install of a package that requires torch "
+    "may bring the required version back: envbuild fix --apply "
     "keeps the installed one, by changing what torch requires, if the required one has a known fault on the GPU (--gpu)"
 )
 
@@ -616,11 +617,17 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
     torch = found.read.situation.torch if found else None
     present = held.installed.get("torch")
     if not audited.wanted.gpus:
-        yield "no GPU was found on this machine or in a log: name a GPU model, such as --gpu h20"
+        yield (
+            "no GPU was found on this machine or in a log, so faults of GPU models were not checked: repeat the "
+            "command with the GPU model of the job, such as --gpu h20"
+        )
     if torch and present and torch.partition("+")[0] != present.partition("+")[0]:
-        yield f"the log shows torch {torch}, but this environment has {present}: did this environment fail?"
+        yield (
+            f"the log shows torch {torch}, but this environment has {present}: no action is needed unless the job ran "
+            "in a different environment; then name that one with --python"
+        )
     if found and found.unknown:
-        yield "no known cause found in the log: envbuild explain shows what it found"
+        yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"
     for item in dict.fromkeys(
         (item.wanted, item.present, item.dependents)
         for item in library_and_distribution_findings.overwritten_libraries(held)
@@ -629,13 +636,16 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
         wanted, overwriting, dependents = item
         required = library_and_distribution_findings.requirement_clause(dependents, overwriting)
         yield (
-            f"{wanted} and {overwriting} contain the same files, and {required}: "
-            f"each installation of {overwriting} overwrites the files that torch requires; use two environments"
+            f"{wanted} and {overwriting} contain the same files, and {required}: each installation of {overwriting} "
+            "overwrites the files that torch requires; action needed: use two environments"
         )
     for finding in audited.findings:
         if finding.id == "requirement-unmet" and finding.message.startswith("torch requires nvidia-"):
             if any(finding.message.startswith(f"torch requires {name}=") for name in kept):
                 continue
             yield f"{finding.id}: {finding.message}{_MAY_REVERT}"
-        elif finding.severity == "warn" or (finding.severity == "note" and finding.message.startswith("on ")):
-            yield f"{finding.id}: {finding.message}"
+        elif finding.severity == "warn":
+            remedy = f"; then: {_with_own_pip(finding.remedy, held)}" if finding.remedy else ""
+            yield f"{finding.id}: {finding.message}; no action is needed unless this affects your program{remedy}"
+        elif finding.severity == "note" and finding.message.startswith("on "):
+            yield f"{finding.id}: {finding.message}; no action is needed unless the job runs on these GPU models"
