@@ -251,9 +251,11 @@ def _match(cause: ScoredCause, known: Reading) -> SignatureMatch:
     versioned = {name for match in (advisory.match if advisory else ()) for name in match.versioned}
     for library in sorted({*cause.unloaded, *(versioned & set(known.candidates))}):
         find_out.append(MissingFact(f"which {library} is loaded", "envbuild audit --here"))
+    if advisory and advisory.about_apex and wanted.pins:
+        remedy = f"{_UNRELATED_APEX} {remedy}"
     if known.situation.torch is None and (wanted.torch or _TORCH_CHANGE.search(remedy)):
         find_out.insert(0, FIND_TORCH)
-        affected = ", ".join(str(match.torch) for match in (advisory.match if advisory else ()) if match.torch)
+        affected = "; or ".join(dict.fromkeys(_affected_torch(advisory)))
         remedy = f"depends on torch's version{f' (affected: {affected})' if affected else ''}: {remedy}"
         wanted = replace(wanted, torch=None)
     return SignatureMatch(
@@ -263,7 +265,19 @@ def _match(cause: ScoredCause, known: Reading) -> SignatureMatch:
     )  # fmt: skip
 
 
+def _affected_torch(advisory: Advisory | None) -> Iterator[str]:
+    """Yield each range of torch versions that the advisory affects, in words."""
+    for match in advisory.match if advisory else ():
+        if match.torch:
+            origin = " from the package index" if match.build == "pypi" else ""
+            yield f"torch {match.torch.in_words}{origin}"
+
+
 FIND_TORCH = MissingFact("torch's version", "python -c 'import torch; print(torch.__version__, torch.version.cuda)'")
+_UNRELATED_APEX = (
+    "if apex is the unrelated package of that name from the package index (`envbuild fix` checks this), only remove "
+    "it: pip uninstall apex. For NVIDIA's apex:"
+)
 _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 

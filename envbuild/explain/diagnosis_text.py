@@ -185,6 +185,9 @@ def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[
     wheels = [f"{distribution}=={version}" for distribution, version in _wheels(match, situation)]
     conda = [f"pytorch={write['torch']}"] if "torch" in write else []
     conda += [f"{_CONDA[name]}={version}" for name, version in write.get("pins", {}).items() if name in _CONDA]
+    if packages and match.advisory and match.advisory.about_apex:
+        for tool, uninstall in (("pip", "pip uninstall apex"), ("uv", "uv pip uninstall apex")):
+            yield tool, f"{uninstall}   # if it is not NVIDIA's; then nothing else"
     if torch or wheels or packages:
         # pip and uv refuse torch and a version that torch excludes in one command
         separate = torch and _overridden(match, situation)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import Specifier as PackagingSpecifier
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
@@ -75,6 +76,23 @@ class VersionRange:
 
     def __str__(self) -> str:
         return " or ".join(str(specifier) for specifier in self.any_of)
+
+    @property
+    def in_words(self) -> str:
+        """The versions for a reader: "2.7 or newer and before 2.8"."""
+        ranges = (" and ".join(_in_words(item) for item in sorted(one, key=_lower_first)) for one in self.any_of)
+        return ", or ".join(ranges)
+
+
+_WORDS = {">=": "{} or newer", ">": "newer than {}", "<": "before {}", "<=": "{} or older", "==": "{}", "!=": "not {}"}
+
+
+def _in_words(item: PackagingSpecifier) -> str:
+    return _WORDS.get(item.operator, f"{item.operator}{{}}").format(item.version)
+
+
+def _lower_first(item: PackagingSpecifier) -> tuple[bool, str]:
+    return not item.operator.startswith(">"), str(item)
 
 
 def _versions(value: Any) -> VersionRange:

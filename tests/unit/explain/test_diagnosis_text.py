@@ -55,6 +55,30 @@ def test_a_fix_by_a_variable_belongs_in_the_job_script() -> None:
     assert "envbuild fix LOG --here # prints the line for your job script" in found
 
 
+def test_the_unrelated_apex_is_removed_before_anything_is_installed() -> None:
+    text = (
+        "torch 2.3.1\napex/normalization/fused_layer_norm.py, in FusedRMSNorm\n"
+        "RuntimeError: expected scalar type Float but found Half\n"
+    )
+    found = " ".join(piped(text).replace(" \\\n", " ").split())
+    assert "Fix: if apex is the unrelated package of that name" in found
+    assert found.index("pip: pip uninstall apex") < found.index("pip install 'transformers>=5.8'")
+
+
+NO_KERNEL = (
+    "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
+    "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+
+
+def test_a_missing_kernel_image_is_explained_without_a_debugger() -> None:
+    found = " ".join(piped(NO_KERNEL).split())
+    assert "compute-sanitizer" not in found and "CUDA_LAUNCH_BLOCKING" not in found
+    assert "affected: torch before 2.7; or torch 2.7 or newer and before 2.8 from the package index" in found
+    assert any("compute-sanitizer" in line for line in explanation_of("device-side assert triggered\n").advice)
+
+
 def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
     text = "one GPU works, three die with SIGSEGV (torchrun)\n"
     assert "envbuild fix" not in piped(text)
@@ -125,7 +149,7 @@ def test_a_variable_of_a_package_is_printed_with_its_condition() -> None:
             "apex/normalization/fused_layer_norm.py, in FusedRMSNorm\n"
             "RuntimeError: expected scalar type Float but found Half\n",
             "apex-t5-mixed-dtype",
-            "apex not installed",
+            "uninstall apex",
         ),
         (
             "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`\n",
