@@ -180,7 +180,7 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
             document = replace(document, probes=tuple(map(json_test_report.probe_row, run.results)))
             repair_run.require_probes_passed(run, plan)
     except CheckFailed as error:
-        error.partial = plain(document)
+        error.partial = plain(replace(document, state=plan.state))  # not "fixed"
         raise
     if not as_json:
         done = "Changed, but not yet fixed: see below" if left else "Fixed"

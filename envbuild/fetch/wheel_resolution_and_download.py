@@ -368,7 +368,7 @@ def _local_folders() -> list[Path]:
         parts = urllib.parse.urlsplit(place)
         if parts.scheme in ("", "file"):
             path = urllib.parse.unquote(parts.path) if parts.scheme else os.path.expanduser(place)  # noqa: PTH111
-            found.append(Path(path).absolute())  # unlike Path.expanduser, an unknown ~user is no error
+            found.append(Path(path).absolute())  # Path.expanduser raises an error for an unknown ~user
     return [folder for folder in found if folder.is_dir()]
 
 
