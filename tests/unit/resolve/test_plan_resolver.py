@@ -255,7 +255,7 @@ def test_apex_with_a_transformers_that_uses_its_norm_in_t5(transformers: str, st
     assert "apex-t5-mixed-dtype" not in states(plan_resolver.as_locked(plan, {"transformers": transformers}))
     for item in choice.advisories:
         if item.id == "apex-t5-mixed-dtype":
-            for words in ("where a T5 runs in fp16", "transformers 5.8 or newer", "no apex", "in bf16 or fp32"):
+            for words in ("T5 model runs in fp16", "transformers 5.8 or newer", "uninstall apex", "in bf16 or fp32"):
                 assert words in item.remedy
 
 
