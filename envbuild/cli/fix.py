@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from envbuild.facts.gpu_fact_types import Gpu
     from envbuild.repair.repair_output import RepairDocument
     from envbuild.repair.repair_plan import RepairPlan
+    from envbuild.testrun.run_result import TestRun
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,500}")  # a text that is one word of a Dockerfile
 
@@ -174,8 +175,10 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         notes=(*document.notes, *outdated),
     )
     try:
-        repair_run.require_loaded(plan, after)
-        run = repair_run.run_probes(plan, after)
+        run: str | TestRun = "the variables below must be set first"
+        if not plan.by_user:
+            repair_run.require_loaded(plan, after)
+            run = repair_run.run_probes(plan, after)
         if not isinstance(run, str):
             document = replace(document, probes=tuple(map(json_test_report.probe_row, run.results)))
             repair_run.require_probes_passed(run, plan)
@@ -183,26 +186,30 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         error.partial = plain(replace(document, state=plan.state))  # not "fixed"
         raise
     if not as_json:
-        done = "Changed, but not yet fixed: see below" if left else "Fixed"
-        if isinstance(run, str) and document.prove:
-            done += f"; not tested: {run}; on the GPU machine run: {document.prove[0]}"
-            click.echo(printable(done))
-        else:
-            click.echo(printable(f"{done}."))
-        click.echo(printable(f"Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
-        for command in plan.by_user:
-            click.echo(printable(f"Still to do: {command.does}: {command.text}"))
-        for problem, remedy in plan.diagnosis.by_hand:
-            click.echo(printable(f"Still to do by hand: {problem}; fix: {remedy}"))
+        for line in _applied_lines(plan, document, run, after):
+            click.echo(printable(line))
         for text in outdated:
             click.echo(printable(f"Not changed: {text}"))
-        for row in plan.libraries:
-            loaded = next((copy for copy in after.libraries if copy.loaded and copy.name == row.library), None)
-            click.echo(printable(f"Loaded now: {loaded}" if loaded else f"{row.library}: not loaded by import torch"))
-        for result in () if isinstance(run, str) else run.results:
-            reason = f": {result.reason}" if result.reason else ""
-            click.echo(printable(f"{result.probe}: {result.status}{reason}"))
     return document
+
+
+def _applied_lines(plan: RepairPlan, document: RepairDocument, run: str | TestRun, after: Holdings) -> Iterator[str]:
+    """Describe an applied plan. `run`: the probes that ran, or why none did."""
+    done = "Changed, but not yet fixed: see below" if document.state == "by-hand" else "Fixed"
+    if isinstance(run, str) and document.prove:
+        yield f"{done}; not tested: {run}; on the GPU machine run: {document.prove[0]}"
+    else:
+        yield f"{done}."
+    yield f"Replaced files: {document.backup}; to restore them: {_undo_line(plan)}"
+    for command in plan.by_user:
+        yield f"Still to do: {command.does}: {command.text}"
+    for problem, remedy in plan.diagnosis.by_hand:
+        yield f"Still to do by hand: {problem}; fix: {remedy}"
+    for row in plan.libraries:
+        loaded = next((copy for copy in after.libraries if copy.loaded and copy.name == row.library), None)
+        yield f"Loaded now: {loaded}" if loaded else f"{row.library}: not loaded by import torch"
+    for result in () if isinstance(run, str) else run.results:
+        yield f"{result.probe}: {result.status}{f': {result.reason}' if result.reason else ''}"
 
 
 def _planned_outdated_requirements(plan: RepairPlan, held: Holdings) -> list[str]:

@@ -22,7 +22,7 @@ from envbuild.util.errors import LockError, printable
 @dataclass(frozen=True)
 class PrunedItems:
     """The document of `prune`. `state`: kept with --dry-run, else removed. `bytes`: the size of all items together.
-    `images_skipped`: why images were not looked at, null if they were."""
+    `images_skipped`: why images were skipped, null if they were not."""
 
     state: Literal["removed", "kept"]
     items: tuple[Removable, ...]
@@ -66,7 +66,7 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
         click.echo(f"{item.kind:<9} {item.bytes / 1e6:8.1f} MB  {item.name}{holds}")
     click.echo(f"{'would free' if dry_run else 'freed'} up to {total / 1e9:.2f} GB")
     if skipped:
-        say(printable(f"note: images of an engine were not looked at: {skipped}"))
+        say(printable(f"note: images of an engine were skipped: {skipped}"))
 
 
 def _engine(required: bool) -> tuple[Engine | None, str | None]:

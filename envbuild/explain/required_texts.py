@@ -44,7 +44,7 @@ _TWO_WORDS = re.compile(rb"[a-z0](?=[^a-z0]+[a-z0])|[^\x00-\x7f]")
 
 def rest_of_text(beginning: str) -> str:
     """Returns the rest of the text of a shipped pattern in which `beginning` ends, within a word or after a space. ""
-    if there is no such text, or if several texts with different rests are possible."""
+    if no text follows, or if several texts with different rests are possible."""
     shape = beginning.encode().lower().translate(DIGITS)
     rests: dict[bytes, bool] = {}
     for text in _texts_of_words():

@@ -67,7 +67,7 @@ def now_and_then(kernel: Kernel) -> Kernel:
 
 def forgets(kernel: Any) -> Any:
     """Memory that flips the lowest bit of one element of a stored product, once: in the first stored product, because
-    on a busy machine there is no third product."""
+    on a busy machine the third product is not computed."""
     count = iter(range(1 << 30))
 
     def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

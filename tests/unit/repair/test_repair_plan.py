@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,10 @@ def no_loader_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def faulty(site: Path) -> Environment:
-    """An environment with torch 2.3.1 and the cuBLAS that it requires."""
+def faulty(site: Path, cublas: str = "12.1.3.1") -> Environment:
+    """An environment with torch 2.3.1, which requires cuBLAS 12.1.3.1."""
     made = Environment(site)
-    made.cublas("12.1.3.1")
+    made.cublas(cublas)
     made.nvidia("cudnn", "9.1.0.70")
     made.nvidia("nccl", "2.26.2")
     made.torch(requires=(REQUIRED,))
@@ -556,16 +557,7 @@ def test_run_names_a_fix_that_it_does_not_make(place: Place, tmp_path: Path) -> 
 
 def test_a_library_that_the_next_installation_would_replace_is_kept(tmp_path: Path) -> None:
     """As after `pip install --no-deps nvidia-cublas-cu12==12.4.5.8`: the fault is gone, and would come back."""
-
-    def fill(site: Path) -> Environment:
-        made = Environment(site)
-        made.cublas("12.4.5.8")
-        made.nvidia("cudnn", "9.1.0.70")
-        made.nvidia("nccl", "2.26.2")
-        made.torch(requires=(REQUIRED,))
-        return made
-
-    place = placed(tmp_path, fill)
+    place = placed(tmp_path, partial(faulty, cublas="12.4.5.8"))
     plan = place.plan()
     assert (plan.state, plan.commands, plan.refused) == ("fixable", (), None)
     (pin,) = plan.metadata

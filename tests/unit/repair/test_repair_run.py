@@ -31,7 +31,7 @@ from envbuild.fetch import wheel_resolution_and_download
 from envbuild.repair import file_backup, repair_output, repair_run, requirement_edits
 from envbuild.repair.repair_plan import Command
 from envbuild.util import user_folders
-from envbuild.util.errors import FileError, HashMismatch
+from envbuild.util.errors import CheckFailed, FileError, HashMismatch
 from unit.repair.test_repair_plan import LOG
 from unit.support import envbuild, write_wheel
 
@@ -434,8 +434,16 @@ def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str
     assert venv.files() == before
 
 
-def test_what_is_left_to_the_user_is_named_and_not_called_fixed(venv: Venv, capsys: pytest.CaptureFixture[str]) -> None:
-    """A variable of the user's shell is still as before, and requirements.txt still has the old version."""
+def test_what_is_left_to_the_user_is_named_and_not_called_fixed(
+    venv: Venv, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the user's shell is still as before, so that another library may still be loaded: the fix need
+    not be undone. requirements.txt still has the old version."""
+
+    def another_is_loaded(*_: object) -> None:
+        raise CheckFailed("another cuBLAS is loaded")
+
+    monkeypatch.setattr(repair_run, "require_loaded", another_is_loaded)
     (venv.prefix.parent / "requirements.txt").write_text("numpy\nnvidia-cublas-cu12==12.1.3.1  # of torch\n")
     line = "requirements.txt:2 still requires nvidia-cublas-cu12==12.1.3.1: write nvidia-cublas-cu12==12.4.5.8"
     preview = envbuild("fix", str(venv.log), "--python", str(venv.prefix))
