@@ -241,6 +241,7 @@ def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.
     cluster = runner(RunnerOptions("slurm", {"slurm": {"interface": "ib0"}}))
     write_profile(project, PROFILE)
     found = SimpleNamespace(versions={}, python=""), object()
+    monkeypatch.setattr(make_build_and_test, "find_image_store", lambda *_: ENGINE)
     monkeypatch.setattr(make_build_and_test, "_locked_and_image", lambda *_: found)
     monkeypatch.setattr(make_build_and_test, "select_runner", lambda *_, **__: cluster)
     monkeypatch.setattr(selftest_steps, "job_for", lambda *arguments: dataclasses.replace(CPU, nodes=arguments[-1]))
