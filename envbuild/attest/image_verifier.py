@@ -27,7 +27,7 @@ from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
 from envbuild.audit.environment_file_hasher import EnvironmentFiles
-from envbuild.evidence import environment_measurement_and_differences, profile_proofs_and_image_states, proof_rules
+from envbuild.evidence import environment_measurement, profile_proofs_and_image_states, proof_rules
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.probe_catalogue_reader import LEVELS
@@ -218,9 +218,7 @@ def verify_environment(
             changed.append(Reason("subject", "a statement is about an image, not about an environment"))
             continue
         try:
-            measured = environment_measurement_and_differences.measure_environment(
-                files, record.installed.distributions
-            )
+            measured = environment_measurement.measure_environment(files, record.installed.distributions)
         except CheckFailed as error:
             lines = (error.hint or "").splitlines() or [error.message]
             changed += [Reason("environment", line) for line in lines]

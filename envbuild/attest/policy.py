@@ -34,7 +34,7 @@ Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     keys: list[str] = Field(
         [], description="public key files, relative to the policy's folder; a signature with any of them is enough"

@@ -53,7 +53,7 @@ class InterpreterReport(BaseModel):
     excluded some files.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, defer_build=True)
 
     version: Word
     executable: Text

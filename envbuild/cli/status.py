@@ -10,7 +10,7 @@ from envbuild.audit import environment_file_hasher
 from envbuild.cli.command_options import json_option, profile_argument
 from envbuild.cli.console import emit, table
 from envbuild.cli.multi_profile_loop import for_each
-from envbuild.evidence import environment_measurement_and_differences, image_status, python_environment_status
+from envbuild.evidence import environment_measurement, image_status, python_environment_status
 from envbuild.evidence.image_status import Status, StatusDocument
 from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
 from envbuild.fetch import index_config
@@ -130,13 +130,11 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     named = [f"{name}=={version}" for name, version in versions.items()]
     try:
         files = environment_file_hasher.hash_environment(interpreter)
-        measured = environment_measurement_and_differences.measure_environment(files, versions)
+        measured = environment_measurement.measure_environment(files, versions)
         if set(named) <= set(
             wheels
         ):  # else the files are only compared with the evidence, since the cache lacks a wheel
-            environment_measurement_and_differences.require_locked_files(
-                files, versions, [wheels[name] for name in named]
-            )
+            environment_measurement.require_locked_files(files, versions, [wheels[name] for name in named])
     except CheckFailed as refused:
         refused.partial = plain(python_environment_status.refused_status(interpreter, refused, loaded, lock))
         raise

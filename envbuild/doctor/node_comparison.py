@@ -36,7 +36,7 @@ _Text = Annotated[str, StringConstraints(max_length=10_000), AfterValidator(lamb
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
 
 
 class _Host(_Part):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.specifiers import Specifier as PackagingSpecifier
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 # defer_build: validators are built on first use, since commands for a CPU profile need none of them.
@@ -150,6 +150,10 @@ class LazyPattern:
     def _compiled(self) -> re.Pattern[str]:
         return re.compile(with_both_cases(self.pattern), self.flags)
 
+    def compile(self) -> None:
+        """Compile the pattern now. Raises re.error if it is invalid."""
+        _ = self._compiled
+
     def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         return self._compiled.search(text, start, end)
 
@@ -176,28 +180,25 @@ def _text_of_pattern(value: Any) -> str:
     return value
 
 
-def _lazy_pattern(value: Any) -> LazyPattern:
-    return value if isinstance(value, LazyPattern) else LazyPattern(_text_of_pattern(value))
+def _pattern(value: Any, info: ValidationInfo) -> LazyPattern:
+    found = value if isinstance(value, LazyPattern) else LazyPattern(_text_of_pattern(value))
+    if info.context:  # a site's pattern, which no test has compiled
+        try:
+            found.compile()
+        except re.error as error:
+            raise ValueError(f"is not a regular expression: {error}") from None
+    return found
 
 
-def _pattern(value: Any) -> re.Pattern[str]:
-    if isinstance(value, re.Pattern):
-        return value
-    try:
-        return re.compile(_text_of_pattern(value), _FLAGS)
-    except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from None
-
-
-def _any_pattern(value: Any) -> re.Pattern[str]:
+def _any_pattern(value: Any, info: ValidationInfo) -> LazyPattern:
     """Parse one pattern, or a list of alternatives."""
     if not isinstance(value, list):
-        return _pattern(value)
-    return _pattern("|".join(_pattern(item).pattern for item in value))
+        return _pattern(value, info)
+    return LazyPattern("|".join(_pattern(item, info).pattern for item in value))
 
 
 Spec = Annotated[VersionRange, PlainValidator(_versions)]
-Pattern = Annotated[re.Pattern[str], PlainValidator(_pattern)]
-AnyPattern = Annotated[re.Pattern[str], PlainValidator(_any_pattern)]
-LogPattern = Annotated[LazyPattern, PlainValidator(_lazy_pattern)]
-"""A pattern of the shipped signatures. A test checks that it is a valid regular expression; reading it does not."""
+Pattern = Annotated[LazyPattern, PlainValidator(_pattern)]
+"""A regular expression. It is compiled, and so checked, when it is read only if the validation's context is true. A
+test checks those of the shipped facts."""
+AnyPattern = Annotated[LazyPattern, PlainValidator(_any_pattern)]

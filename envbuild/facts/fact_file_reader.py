@@ -55,9 +55,10 @@ def _raise(faults: list[Fault]) -> None:
 
 
 def _rows(
-    doc: Document, kind: str, row: type[T], faults: list[Fault]
+    doc: Document, kind: str, row: type[T], faults: list[Fault], *, site: bool = False
 ) -> Iterator[tuple[T, yaml_and_project_paths.Path]]:
-    """Yield the valid rows of the list `kind`, each with its path. Errors in the other rows are added to `faults`."""
+    """Yield the valid rows of the list `kind`, each with its path. Errors in the other rows are added to `faults`.
+    `site`: whether the file is a site's own, whose patterns are compiled at once to find the invalid ones."""
     listed = doc.data.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(value, dict) for value in listed):
         faults.append(doc.fault((kind,), "must be a list of mappings"))
@@ -75,7 +76,7 @@ def _rows(
             if isinstance(value.get(key), dict):  # a single alternative may be written without a list
                 value = {**value, key: [value[key]]}
         try:  # as JSON: lists become tuples and sets, while scalars are strictly typed
-            found = adapter.validate_json(json.dumps({**common, **value}))
+            found = adapter.validate_json(json.dumps({**common, **value}), context=site)
         except ValidationError as error:
             for item in error.errors():
                 message = item["ctx"]["error"] if item["type"] == "value_error" else item["msg"]
@@ -135,25 +136,25 @@ class Extensible:
 def _extensible(site: tuple[Path, ...]) -> Extensible:
     shipped = read("gpus")
     faults: list[Fault] = []
-    documents = [shipped, read("advisories")]
+    own: list[Document] = []
     for file in site:
         try:
-            documents.append(yaml_and_project_paths.read(file, FactsError))
+            own.append(yaml_and_project_paths.read(file, FactsError))
         except FactsError as error:
             faults += error.faults or [Fault(error.message)]
-    for doc in documents[2:]:
+    for doc in own:
         for key in sorted(set(doc.data) - {"as_of", "sources", "gpus", "advisories"}):
             faults.append(doc.fault((key,), "unknown key (known: as_of, sources, gpus, advisories)"))
     gpus: dict[str, Gpu] = {}
     names: dict[str, Gpu] = {}
     found: dict[str, tuple[Advisory, Document, yaml_and_project_paths.Path]] = {}
-    for doc in documents:
+    for doc in (shipped, read("advisories"), *own):
         for gpu, path in _rows(doc, "gpus", Gpu, faults):
             taken = [gpu.id] if gpu.id in gpus else [name for name in gpu.all_names if name in names]
             faults += [doc.fault(path, f"{name!r} is known already") for name in taken]
             gpus[gpu.id] = gpu
             names.update(dict.fromkeys(gpu.all_names, gpu))
-        for advisory, path in _rows(doc, "advisories", Advisory, faults):
+        for advisory, path in _rows(doc, "advisories", Advisory, faults, site=doc in own):
             if advisory.id in found:
                 faults.append(doc.fault(path, f"advisory {advisory.id!r} is known already"))
             found[advisory.id] = (advisory, doc, path)

@@ -14,10 +14,10 @@ from pydantic.dataclasses import dataclass
 
 from envbuild.facts import database, fact_file_reader
 from envbuild.facts.advisory_model import Change
-from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, LogPattern, Name, Text
+from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Pattern, Text
 from envbuild.util.errors import FactsError, near
 
-Patterns = tuple[LogPattern, ...]
+Patterns = tuple[Pattern, ...]
 State = Literal[
     "card-below-torch", "card-newer-than-cuda", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented",
     "hang-stack", "interrupted", "memory-free", "memory-grows", "memory-of-others", "rank-failed-first",
@@ -74,7 +74,7 @@ class GpuPattern(FactRow):
     """The compute capability of GPUs by their names, used if a log names no GPU of gpus.yaml. `pattern`: matches the
     names."""
 
-    pattern: LogPattern
+    pattern: Pattern
     compute_capability: Capability
 
 

@@ -12,12 +12,12 @@ from envbuild.attest.keys_and_signatures import Signer
 from envbuild.audit import environment_file_hasher
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import (
-    environment_measurement_and_differences,
+    environment_measurement,
     evidence_statements_and_store,
     profile_proofs_and_image_states,
     python_environment_status,
 )
-from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
+from envbuild.evidence.measured_environment import MeasuredEnvironment, environment_differences
 from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
@@ -161,9 +161,9 @@ def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
 
 def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) -> StepResult[MeasuredEnvironment]:
     files, locked = environment_file_hasher.hash_environment(python), plan_resolver.computing(lock.versions)
-    measured = environment_measurement_and_differences.measure_environment(files, locked)
-    environment_measurement_and_differences.require_locked_files(files, locked, wheels.values())
-    unlocked = environment_measurement_and_differences.unlocked_names(measured)
+    measured = environment_measurement.measure_environment(files, locked)
+    environment_measurement.require_locked_files(files, locked, wheels.values())
+    unlocked = environment_measurement.unlocked_names(measured)
     more = [f"and {len(unlocked) - _MOST} more"] if len(unlocked) > _MOST else []
     rest = f"; not locked: {', '.join([*unlocked[:_MOST], *more])}" if unlocked else ""
     return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}{printable(rest)}")
@@ -179,7 +179,7 @@ def _require_known_gpu(measured: MeasuredEnvironment) -> None:
 
 
 def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment, *, with_gpu: bool) -> None:
-    if changes := environment_measurement_and_differences.environment_differences(before, after, with_gpu=with_gpu):
+    if changes := environment_differences(before, after, with_gpu=with_gpu):
         raise CheckFailed("the environment changed during the self-test", hint="\n".join(changes))
 
 

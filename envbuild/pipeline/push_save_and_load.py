@@ -26,12 +26,12 @@ from envbuild.attest.keys_and_signatures import Signer
 from envbuild.attest.policy import Policy
 from envbuild.audit import environment_file_hasher
 from envbuild.evidence import (
-    environment_measurement_and_differences,
+    environment_measurement,
     evidence_statements_and_store,
     profile_proofs_and_image_states,
     python_environment_status,
 )
-from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
+from envbuild.evidence.measured_environment import MeasuredEnvironment
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
@@ -158,9 +158,7 @@ def push_environment(name: str, target: str, python: str, listener: Listener, *,
 
 def _measure_environment(interpreter: Path, lock: Lock) -> StepResult[MeasuredEnvironment]:
     files = environment_file_hasher.hash_environment(interpreter)
-    measured = environment_measurement_and_differences.measure_environment(
-        files, plan_resolver.computing(lock.versions)
-    )
+    measured = environment_measurement.measure_environment(files, plan_resolver.computing(lock.versions))
     return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}")
 
 

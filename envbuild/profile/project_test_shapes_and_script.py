@@ -36,7 +36,7 @@ Size = Annotated[int, Field(ge=1, le=1 << 24)]
 class Shape(BaseModel):
     """A matrix product (m, k) x (k, n). The probe gemm.crash tests it before its own products."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     m: Size = Field(description="rows of the first factor")
     k: Size = Field(description="columns of the first factor, rows of the second")
@@ -59,7 +59,7 @@ class Shape(BaseModel):
 class Attention(BaseModel):
     """Attention over q, k and v of heads x length x depth. The probes attention.* test it before their own cases."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     heads: Annotated[int, Field(ge=1, le=1024, description="number of heads")]
     length: Annotated[int, Field(ge=1, le=1 << 14, description="number of queries, and of keys")]

@@ -103,7 +103,7 @@ Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "64 hex digits, as sha256sum s
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class ArchiveFile(Model):

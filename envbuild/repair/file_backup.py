@@ -31,7 +31,7 @@ _MANIFEST, _FILES, _CACHE = "backup.json", "files", "__pycache__"
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
 
 class KeptFile(_Model):

@@ -17,8 +17,8 @@ from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
 from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
-from envbuild.evidence import environment_measurement_and_differences, evidence_statements_and_store, run_record_schema
-from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
+from envbuild.evidence import environment_measurement, evidence_statements_and_store, run_record_schema
+from envbuild.evidence.measured_environment import MeasuredEnvironment, environment_differences
 from envbuild.evidence.proof_rules import EvidenceRequirements
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import FingerprintRow
@@ -153,13 +153,13 @@ def _environment(value: tuple[bytes, Any]) -> None:
     def measured(**changed: str) -> MeasuredEnvironment:
         site = FolderFiles("/env/site", {**_SITE, "x.pth": sha("p"), **changed}, frozenset(), records)
         files = EnvironmentFiles(report, (site,), FolderFiles("/base/lib", {}), (), single)
-        return environment_measurement_and_differences.measure_environment(files, {"torch": "1"})
+        return environment_measurement.measure_environment(files, {"torch": "1"})
 
     before = measured()
     assert MeasuredEnvironment.model_validate(json.loads(before.model_dump_json())) == before
     for path in ("torch/__init__.py", "torch/lib/x.so", "x.pth", "new.py"):
         changed = measured(**{path: sha("changed")})
-        assert environment_measurement_and_differences.environment_differences(before, changed, with_gpu=False), path
+        assert environment_differences(before, changed, with_gpu=False), path
 
 
 def _json(raw: bytes) -> None:

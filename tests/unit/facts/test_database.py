@@ -11,9 +11,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from selftest.named import RECORDED
 
-from envbuild.facts import database, fact_file_reader, log_signatures, mixed_gpu_settings, probe_catalogue_reader
+from envbuild.facts import (
+    database,
+    extension_compilers,
+    fact_file_reader,
+    log_signatures,
+    mixed_gpu_settings,
+    probe_catalogue_reader,
+)
 from envbuild.facts.advisory_model import Advisory, Change, Match, Shows, Situation
-from envbuild.facts.fact_field_types import VersionRange
+from envbuild.facts.fact_field_types import LazyPattern, VersionRange
 from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import FactsError
 from unit.support import envbuild, write_profile
@@ -574,9 +581,20 @@ def test_an_advisory_without_signature_is_never_met() -> None:
     ],
 )
 def test_a_signature_reaches_traits_and_has_alternatives(traits: dict[str, Any], met: bool) -> None:
-    patterns: tuple[dict[str, re.Pattern[str]], ...]
-    patterns = ({"signal": re.compile("SIG[A-Z]+")}, {"cublas": re.compile(r"12\.3\.[0-9]+")}, {})
+    patterns: tuple[dict[str, LazyPattern], ...]
+    patterns = ({"signal": LazyPattern("SIG[A-Z]+")}, {"cublas": LazyPattern(r"12\.3\.[0-9]+")}, {})
     assert dataclasses.replace(advisory("cublas-hopper-fpe"), signature=patterns).matches(traits) is met
+
+
+def test_the_shipped_patterns_are_regular_expressions() -> None:
+    known = [pattern for item in database.advisories() for match in item.signature for pattern in match.values()]
+    known += [pattern for item in database.advisories() for pattern in item.shows.patterns]
+    known += [
+        item.pattern for item in (*extension_compilers.complaints(), *extension_compilers.out_of_memory_messages())
+    ]
+    assert len(known) > 100
+    for pattern in known:
+        pattern.compile()
 
 
 # Which advisories apply

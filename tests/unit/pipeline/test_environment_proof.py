@@ -16,7 +16,7 @@ import pytest
 
 from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.audit import environment_file_hasher
-from envbuild.evidence import environment_measurement_and_differences
+from envbuild.evidence import environment_measurement
 from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -553,9 +553,7 @@ def test_the_newest_failure_in_a_registry_counts(
     loaded = profile_of(Path(), PROFILE)
     lock = lock_file.required_lock(loaded)
     files = environment_file_hasher.hash_environment(verified.python)
-    measured = environment_measurement_and_differences.measure_environment(
-        files, plan_resolver.computing(lock.versions)
-    )
+    measured = environment_measurement.measure_environment(files, plan_resolver.computing(lock.versions))
     statements = push_save_and_load.environment_statements(measured, loaded, lock)
     assert len(statements) == 2
     place = Repository(Reference.parse(f"{registry.host}/team/sample"))
