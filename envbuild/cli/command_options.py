@@ -78,12 +78,13 @@ def torch_index_option(function: F) -> F:
 
 
 def _torch_index(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    from envbuild.fetch import index_config  # not for --help
+    if value is None:
+        return
+    from envbuild.fetch import index_config  # imports the client of indexes
 
-    if value is not None:
-        if value != index_config.PYTORCH and "://" not in value:
-            raise click.BadParameter(f"{value!r} is neither {index_config.PYTORCH} nor a URL")
-        os.environ[index_config.TORCH_INDEX] = value
+    if value != index_config.PYTORCH and "://" not in value:
+        raise click.BadParameter(f"{value!r} is neither {index_config.PYTORCH} nor a URL")
+    os.environ[index_config.TORCH_INDEX] = value
 
 
 def builder_option(function: F) -> F:

@@ -275,6 +275,7 @@ def main() -> None:
         from envbuild.util import disk_space  # not for --help
 
         code = _report(disk_space.system_fault(error), wants_json)
+    gc.freeze()  # the system frees the memory of the process; a search for garbage at its end takes 4% of `show`
     sys.exit(code)
 
 

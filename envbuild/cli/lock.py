@@ -18,7 +18,7 @@ from envbuild.cli.command_options import (
 from envbuild.cli.console import emit
 from envbuild.facts import database
 from envbuild.image import container_definition_export
-from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
+from envbuild.lock import lock_changes, lock_file
 from envbuild.lock.lock_changes import LockChange
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_and_lock_name_lookup
@@ -74,7 +74,7 @@ class _Wanted(NamedTuple):
     help="Only check, offline: exit 8 if a lock does not match its profile, or a Dockerfile does not match its lock.",
 )  # fmt: skip
 @click.option(
-    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_creation_and_update.EVERYTHING,
+    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_file.EVERYTHING,
     metavar="[NAME]",
     help="Update this package to the newest version that fits (may be repeated); 'base': the Debian packages, or "
     "the base image to which the profile's tag points now; without NAME: everything.",
@@ -225,6 +225,7 @@ def _made(
 ) -> Iterator[Lock]:
     """Compute the locks, several at a time, and yield them in the order of `wanted`. The first error stops the others.
     Notes about each lock are added to `notes`."""
+    from envbuild.lock import lock_creation_and_update  # imports the clients of indexes; not for --check
 
     def made(one: _Wanted) -> Lock:
         def say(text: str) -> None:

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 
 from envbuild.facts import database
 from envbuild.fetch.locked_wheel_types import Wheel
-from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.image.layers import wheel_installed_files
-from envbuild.image.oci import image_description
+from envbuild.image.image_naming import LOCK_LABEL, VARIABLES
 from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
 from envbuild.resolve.plan_resolver import VENV
 
+UV_VERSION = "0.13.9"
+"""The release of uv that installs the wheels in the Dockerfile, and whose rules image.layers.wheel_installed_files
+follows."""
 _LISTED = "/opt/requirements.txt"
 _END = "REQUIREMENTS"
 _PACKAGES, _PACKAGES_END = "/opt/packages.txt", "PACKAGES"
@@ -37,7 +38,7 @@ def standalone_dockerfile(lock: Lock, name: str) -> str:
     uv installs the wheels, so that /opt/venv has the same files as in envbuild's image; pip downloads them, because
     indexes and mirrors are usually configured for pip. Nothing in a lock can add an instruction or reach a shell.
     """
-    variables = {**image_description.ENVIRONMENT, **lock.environment}
+    variables = {**VARIABLES, **lock.environment}
     lines = [
         *requirements_export.heading(lock, name, "dockerfile"),
         "# docker build -t NAME - < FILE",
@@ -73,7 +74,7 @@ def _pinned_in_dockerfile(lock: Lock) -> list[str]:
     ]
     return [
         *_wheel_and_base_comments(lock, on_debian),
-        f"# Not pinned: the sha256 of uv {wheel_installed_files.UV_VERSION}, which installs the wheels.",
+        f"# Not pinned: the sha256 of uv {UV_VERSION}, which installs the wheels.",
         *_left_out_comments(lock),
     ]
 
@@ -138,7 +139,7 @@ def _uv_commands(lock: Lock) -> list[str]:
     pip = f"{_TOOLS}/bin/pip"
     return [
         f"python{lock.python} -m venv {_TOOLS}",
-        f"{pip} install --quiet --no-cache-dir uv=={wheel_installed_files.UV_VERSION}",
+        f"{pip} install --quiet --no-cache-dir uv=={UV_VERSION}",
         f"{pip} download --quiet --no-cache-dir --no-deps --require-hashes --dest {_WHEELS} -r {_LISTED}",
         f'env -i PATH="$PATH" HOME={_TOOLS} UV_NO_INSTALLER_METADATA=1 '
         f"{_TOOLS}/bin/uv pip install --quiet --no-config --offline --no-cache --no-index "

@@ -1,4 +1,4 @@
-"""Names of images and of their labels."""
+"""Names of images and of their labels, and the variables that every image sets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ ENVIRONMENT = "environment"
 any pushed lock have the tag `environment-`, followed by the short id of that lock."""
 LABEL = "io.envbuild."
 LOCK_LABEL = f"{LABEL}lock"
+VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
+bytecode."""
 
 
 def repository(profile: str) -> str:

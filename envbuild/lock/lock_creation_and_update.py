@@ -32,14 +32,13 @@ from envbuild.lock import (
     wheel_conflicts,
 )
 from envbuild.lock.lock_entry_types import AcceptedOld, Nvcc, Overridden
-from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
+from envbuild.lock.lock_file import EVERYTHING, PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.plan_resolver import Plan, as_locked
 from envbuild.util.errors import ProfileError, UsageError, near
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 # A wheel with at least so many bytes gets its own layer: if only that wheel changes, a pull downloads only its layer.
 OWN_LAYER_BYTES = 20_000_000
-EVERYTHING = "*"
 # Several locks are made in parallel, but sources of extensions and archives are downloaded one after the other.
 _SOURCES = threading.Lock()
 BASE = "base"

@@ -33,6 +33,8 @@ FORMAT = 1
 SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
 # The layer of wheels needed only for compiling extensions, in a separate build stage.
 BUILDER = "builder"
+EVERYTHING = "*"
+"""Instead of a name in a set of names of packages: all packages and other parts of a lock."""
 PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensions")
 
 

@@ -69,7 +69,7 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
     if options.locked:
         after = lock_file.current(before, plan, loaded.lock_file)
     else:
-        accepted = {lock_creation_and_update.EVERYTHING} if options.tolerant else set(options.accept_old)
+        accepted = {lock_file.EVERYTHING} if options.tolerant else set(options.accept_old)
         show = build_downloads.show_download(context.progress)
         after = lock_creation_and_update.update_lock(
             plan, before, progress=show, accept_old=frozenset(accepted), say=context.note

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import yaml
 
@@ -28,8 +28,7 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 30
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     file: str
     line: int
 
@@ -99,23 +98,21 @@ def parse(
     faults: list[Fault] | None = None,
 ) -> Document:
     """Parse a text that contains one YAML mapping, as `read` does. `name`: the file's name in faults."""
+    document = Document(name, {})
+    found: list[Fault] = []
     try:
-        _refuse_aliases(text, name, error)
-        node = yaml.compose(text, Loader=_Loader)
+        content = _Composer(text, document, found, error).content()
     except yaml.MarkedYAMLError as problem:
         raise error(f"{name} is not valid YAML", faults=[_syntax(problem, name)]) from problem
     except yaml.YAMLError as problem:
         raise error(f"{name} is not valid YAML", faults=[Fault(str(problem).splitlines()[0], name)]) from problem
-    nothing = node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null") and not node.value)
-    if nothing and empty:
+    if content is _NOTHING and empty:
         return Document(name, {})
-    if nothing:
+    if content is _NOTHING:
         raise error(f"{name} is empty", hint="it must hold `key: value` lines")
-    if not isinstance(node, yaml.MappingNode):
+    if not isinstance(content, dict):
         raise error(f"{name} is not a mapping of keys to values", hint="it must hold `key: value` lines")
-    document = Document(name, {})
-    found: list[Fault] = []
-    document.data = _value(node, (), document, found)
+    document.data = content
     if found and faults is None:
         raise error(f"{name} is not a usable document", faults=found)
     if faults is not None:
@@ -163,56 +160,116 @@ def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
     return Fault(words, name, begin if message in _AT_BEGIN else line)
 
 
-def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        line = (event.start_mark.line if event.start_mark else 0) + 1
-        if isinstance(event, yaml.AliasEvent):
-            fault = Fault(f"alias *{event.anchor}: aliases are not supported", name, line)
-            raise error(f"{name} uses a YAML alias", hint="write the value out, or use extends:", faults=[fault])
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise error(f"{name} is nested too deeply", faults=[Fault(f"deeper than {MAX_DEPTH} levels", name, line)])
-
-
 _SCALARS = yaml.constructor.SafeConstructor()
 _AS_WRITTEN = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"}  # a date stays a string, as written
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")}
+_NOTHING = object()
 
 
-def _value(node: yaml.Node, path: Path, document: Document, faults: list[Fault]) -> Any:
-    line = node.start_mark.line + 1
-    document.places.setdefault(path, Place(document.file, line))
-    if node.tag not in _TAGS:
-        faults.append(Fault(f"tag {node.tag} is not supported", document.file, line, field_name(path)))
-        return None
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, path, document, faults)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, (*path, i), document, faults) for i, item in enumerate(node.value)]
-    if node.tag in _AS_WRITTEN:
-        return node.value
-    try:
-        return _SCALARS.construct_object(node)
-    except (ValueError, KeyError, IndexError, yaml.YAMLError):
-        faults.append(Fault(f"{node.value!r} is not a {node.tag.rpartition(':')[2]}", document.file, line))
-        return None
+class _Composer:
+    """Builds the content of a document from libyaml's events, and records the line of each value. Faults of single keys
+    and values are added to `faults`. An alias or a too deep value raises `error`, invalid YAML raises yaml.YAMLError.
+    """
 
+    def __init__(self, text: str, document: Document, faults: list[Fault], error: type[EnvbuildError]) -> None:
+        self.loader: Any = _Loader(text)
+        self.document, self.file, self.faults, self.error = document, document.file, faults, error
 
-def _mapping(node: yaml.MappingNode, path: Path, document: Document, faults: list[Fault]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        key = key_node.value
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-            faults.append(Fault("a key must be a plain word", document.file, line, field_name(path)))
-            continue
-        if key in result:
-            faults.append(Fault("given twice", document.file, line, field_name((*path, key))))
-            continue
-        document.places[(*path, key)] = Place(document.file, line)
-        result[key] = _value(value_node, (*path, key), document, faults)
-    return result
+    def content(self) -> Any:
+        """The value of the only document of the text; _NOTHING if the text has none, or only an empty value."""
+        self._next()  # the start of the stream
+        if self.loader.check_event(yaml.StreamEndEvent):
+            return _NOTHING
+        self._next()  # the start of the document
+        event = self._next()
+        nothing = isinstance(event, yaml.ScalarEvent) and not event.value and self._tag(event).endswith(":null")
+        value = self._value(event, ())
+        self._next()  # the end of the document
+        if not self.loader.check_event(yaml.StreamEndEvent):
+            mark = self.loader.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "but found another document", mark)
+        return _NOTHING if nothing else value
+
+    def _next(self, depth: int = 0) -> Any:
+        """Take the next event. `depth`: the number of collections that contain it."""
+        event = self.loader.get_event()
+        if isinstance(event, yaml.AliasEvent):
+            fault = self._fault(event, f"alias *{event.anchor}: aliases are not supported")
+            raise self.error(
+                f"{self.file} uses a YAML alias", hint="write the value out, or use extends:", faults=[fault]
+            )
+        if depth >= MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
+            fault = self._fault(event, f"deeper than {MAX_DEPTH} levels")
+            raise self.error(f"{self.file} is nested too deeply", faults=[fault])
+        return event
+
+    def _fault(self, event: Any, message: str, path: Path = ()) -> Fault:
+        return Fault(message, self.file, event.start_mark.line + 1, field_name(path))
+
+    def _record(self, event: Any, path: Path) -> None:
+        """Record the line of a value: that of its key, if it has one."""
+        self.document.places.setdefault(path, Place(self.file, event.start_mark.line + 1))
+
+    def _tag(self, event: Any) -> str:
+        tag: str | None = event.tag
+        if tag not in (None, "!"):
+            return tag
+        if isinstance(event, yaml.ScalarEvent):
+            return str(self.loader.resolve(yaml.ScalarNode, event.value, event.implicit))
+        return "tag:yaml.org,2002:map"  # or a list: both are read by the event's type
+
+    def _value(self, event: Any, path: Path) -> Any:
+        self._record(event, path)
+        tag = self._tag(event)
+        if tag not in _TAGS:
+            self.faults.append(self._fault(event, f"tag {tag} is not supported", path))
+            self._skip(event, len(path))
+            return None
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._list(path)
+        if tag in _AS_WRITTEN:
+            return event.value
+        try:
+            return _SCALARS.construct_object(yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
+        except (ValueError, KeyError, IndexError, yaml.YAMLError):
+            self.faults.append(self._fault(event, f"{event.value!r} is not a {tag.rpartition(':')[2]}"))
+            return None
+
+    def _list(self, path: Path) -> list[Any]:
+        result: list[Any] = []
+        depth = len(path) + 1
+        while not isinstance(event := self._next(depth), yaml.SequenceEndEvent):
+            result.append(self._value(event, (*path, len(result))))
+        return result
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        depth = len(path) + 1
+        while not isinstance((event := self._next(depth)), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent) or self._tag(event) == "tag:yaml.org,2002:merge":
+                self.faults.append(self._fault(event, "a key must be a plain word", path))
+                self._skip(event, depth)
+                self._skip(self._next(depth), depth)
+                continue
+            inner = (*path, event.value)
+            if event.value in result:
+                self.faults.append(self._fault(event, "given twice", inner))
+                self._skip(self._next(depth), depth)
+                continue
+            self._record(event, inner)
+            result[event.value] = self._value(self._next(depth), inner)
+        return result
+
+    def _skip(self, event: Any, depth: int) -> None:
+        """Take the events of the rest of a value that begins with `event`."""
+        outside = depth
+        while True:
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth == outside:
+                return
+            event = self._next(depth)
 
 
 def merge(parent: Document, child: Document) -> Document:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.image import debian_base_tar
-from envbuild.image.layers.wheel_installed_files import UV_VERSION
+from envbuild.image.container_definition_export import UV_VERSION
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 

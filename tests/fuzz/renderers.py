@@ -15,8 +15,8 @@ from unit import oracle
 from unit.oracle import Instruction
 
 from envbuild.image import container_definition_export, extension_dockerfile
+from envbuild.image.container_definition_export import UV_VERSION
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.image.layers.wheel_installed_files import UV_VERSION
 from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import PACKAGES, Lock
 

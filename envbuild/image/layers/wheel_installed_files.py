@@ -1,8 +1,8 @@
 """Turns a wheel into the files that uv installs from it. Nothing is written, and only small members are read.
 
-The rules are those of uv (UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode. The tests compare the files
-with those that uv installs. Wheels that uv refuses are refused here too; so are wheels that uv installs with a wrong
-RECORD.
+The rules are those of uv (container_definition_export.UV_VERSION) with UV_NO_INSTALLER_METADATA=1 and without bytecode.
+The tests compare the files with those that uv installs. Wheels that uv refuses are refused here too; so are wheels that
+uv installs with a wrong RECORD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util.errors import printable
 
-UV_VERSION = "0.13.9"
 _PLACEHOLDER = b"#!python"
 # Names that a script must not have, because it would hide an interpreter. uv refuses most of them too.
 _RESERVED = re.compile(r"bin/(?:python|pypy|graalpy|pyodide)w?[0-9.]*t?(?:\.exe)?(?:/|\Z)", re.IGNORECASE)

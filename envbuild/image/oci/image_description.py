@@ -15,7 +15,7 @@ from typing import Any
 from envbuild.fetch.archive_spec import FOLDERS, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.image_naming import LOCK_LABEL, VARIABLES
 from envbuild.image.layers.archive_layers import ArchiveLayer
 from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
 from envbuild.image.layers.base_image_contents import BaseContents
@@ -38,9 +38,6 @@ MAX_LAYERS = 100
 """The engine's overlay store allows at most 127 layers; some are left to child images."""
 FEWER_LAYERS = "remove large packages from the profile: each has its own layer"
 """The hint for an image with too many layers."""
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""In a RUN of a child image, Python then writes no bytecode for locked modules that it imports; `verify` refuses such
-bytecode."""
 _CREATED = "2024-01-01T00:00:00Z"  # SOURCE_DATE_EPOCH, the latest time of a file
 _FROM_BASE = ("ExposedPorts", "Healthcheck", "Shell", "StopSignal", "Volumes")
 """The settings of a base image that an image on it keeps, apart from its variables, labels and working directory."""
@@ -168,7 +165,7 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
 
 
 def _settings(lock: Lock, base_environment: Mapping[str, str]) -> dict[str, Any]:
-    variables = sorted({**base_environment, **ENVIRONMENT, **lock.environment}.items())
+    variables = sorted({**base_environment, **VARIABLES, **lock.environment}.items())
     return {
         "Cmd": ["python"],
         "Env": [f"{key}={value}" for key, value in variables],

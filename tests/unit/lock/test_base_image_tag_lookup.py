@@ -12,8 +12,8 @@ import pytest
 
 from envbuild.image import container_definition_export
 from envbuild.lock import base_image_tag_lookup, lock_changes, lock_creation_and_update, lock_file, outdated_pins
-from envbuild.lock.lock_creation_and_update import BASE, EVERYTHING
-from envbuild.lock.lock_file import Lock
+from envbuild.lock.lock_creation_and_update import BASE
+from envbuild.lock.lock_file import EVERYTHING, Lock
 from envbuild.registry import oci_types
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import LockError, NetworkError, ProfileError

@@ -168,7 +168,7 @@ def test_an_upgrade_of_everything_moves_everything(project: Path, links: Path, f
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = lock_creation_and_update.update_lock(plan, first, frozenset({lock_creation_and_update.EVERYTHING}))
+    after = lock_creation_and_update.update_lock(plan, first, frozenset({lock_file.EVERYTHING}))
     assert after.versions == {"pip": "27.0", "torch": "2.13.0", "beta": "27.0", "alpha": "27.0"}
     assert {item.version for item in after.base} == {"2.0-1"}
 
@@ -184,7 +184,7 @@ def test_an_upgrade_of_the_base_moves_no_wheel(project: Path, links: Path, first
 
 def test_an_upgrade_that_finds_nothing_newer_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
     plan = plan_of(project, SMALL)
-    assert lock_creation_and_update.update_lock(plan, first, frozenset({lock_creation_and_update.EVERYTHING})) is first
+    assert lock_creation_and_update.update_lock(plan, first, frozenset({lock_file.EVERYTHING})) is first
 
 
 @pytest.mark.parametrize("name", ["numpyy", "", "--all", "$(id)"])
@@ -462,9 +462,7 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
     flags = {**data["extensions"][0], "modules": ["kernels_cuda", "kernels_more"]}
     changed = lock_creation_and_update.update_lock(plan_of(project, {**data, "extensions": [flags]}), made)
     assert (tools(changed), changed.extensions[0].modules[1]) == (tools(made), "kernels_more")
-    newest = lock_creation_and_update.update_lock(
-        plan_of(project, data), made, frozenset({lock_creation_and_update.EVERYTHING})
-    )
+    newest = lock_creation_and_update.update_lock(plan_of(project, data), made, frozenset({lock_file.EVERYTHING}))
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
     assert newest.versions["alpha"] == "27.0"  # the image has the version with which the extension was compiled
 
