@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import jinja2
-
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
@@ -143,6 +141,8 @@ def _archive(archive: Archive) -> InstallStep:
 def render(lock: Lock) -> str:
     """Render the Dockerfile for the extensions of a lock. Nothing in a lock can add an instruction or reach a shell.
     Raises LockError if the stages would have too many layers."""
+    import jinja2  # only extensions need it
+
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )

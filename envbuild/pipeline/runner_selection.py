@@ -1,4 +1,7 @@
-"""Selects the runner of a self-test, and the name under which the runner finds the image."""
+"""Selects the runner of a self-test, and the name under which the runner finds the image.
+
+A scheduler's modules are imported only when it is selected: most self-tests run on this machine.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,7 @@ from envbuild.pipeline.model import RunnerOptions, SelfTestOrder
 from envbuild.profile.model import Profile
 from envbuild.registry.registry_client import Repository
 from envbuild.runners.docker_runner import DockerRunner
-from envbuild.runners.kubernetes import kubernetes_settings
-from envbuild.runners.kubernetes.kubernetes_runner import ALONE, Kubernetes
 from envbuild.runners.runner_interface import Runner, Scheduled
-from envbuild.runners.slurm import multi_node_script, slurm_settings
-from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import settings
 from envbuild.util.errors import NetworkError, UsageError
@@ -56,20 +55,33 @@ def selected_cluster(on: RunnerOptions, profile: str, request: RunRequest) -> Se
     if chosen == "local":
         return None
     refuse_selected_gpus(chosen, request)
-    given, known = on.given.get(chosen, {}), database.gpus().__contains__
-    if chosen == "slurm":
-        slurm = settings.read("slurm", partial(slurm_settings.parse, knows=known), given)
-        if on.nodes > 1:  # raised now, not after the self-test on one node
-            multi_node_script.network(slurm)
-        origins = settings.origins("slurm", given)
-        return SelectedCluster(
-            chosen,
-            slurm.registry,
-            lambda image, reference, job: Slurm(slurm, image, reference, profile, job, origins=origins),
-        )
-    site = settings.read("kubernetes", partial(kubernetes_settings.parse, knows=known), given)
+    return _slurm(on, profile) if chosen == "slurm" else _kubernetes(on, profile)
+
+
+def _slurm(on: RunnerOptions, profile: str) -> SelectedCluster:
+    from envbuild.runners.slurm import multi_node_script, slurm_settings
+    from envbuild.runners.slurm.slurm_runner import Slurm
+
+    given = on.given.get("slurm", {})
+    site = settings.read("slurm", partial(slurm_settings.parse, knows=database.gpus().__contains__), given)
+    if on.nodes > 1:  # raised now, not after the self-test on one node
+        multi_node_script.network(site)
+    origins = settings.origins("slurm", given)
     return SelectedCluster(
-        chosen, site.registry, lambda image, reference, job: Kubernetes(site, image, reference, profile, job)
+        "slurm",
+        site.registry,
+        lambda image, reference, job: Slurm(site, image, reference, profile, job, origins=origins),
+    )
+
+
+def _kubernetes(on: RunnerOptions, profile: str) -> SelectedCluster:
+    from envbuild.runners.kubernetes import kubernetes_settings
+    from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
+
+    given = on.given.get("kubernetes", {})
+    site = settings.read("kubernetes", partial(kubernetes_settings.parse, knows=database.gpus().__contains__), given)
+    return SelectedCluster(
+        "kubernetes", site.registry, lambda image, reference, job: Kubernetes(site, image, reference, profile, job)
     )
 
 
@@ -95,6 +107,8 @@ def runner(
     registry, resume = cluster.registry, order.on.resume
     if dry:
         if cluster.name == "kubernetes" and not registry:  # a real run reports this itself
+            from envbuild.runners.kubernetes.kubernetes_runner import ALONE
+
             on_line(ALONE)
         return cluster.runner_for(image, _reference_without_push(registry, image, on_line), resume)
     validate(placeholder_runner(cluster, image, resume))
