@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import uv
-from machine import described, write
+from machine import described, keep_bytecode, write
 from options import positive, program
 
 from envbuild.lock import lock_file
@@ -83,6 +83,7 @@ def main() -> None:
 def measured(profile: str, runs: int, folder: Path) -> tuple[dict[str, list[Cost]], int]:
     """Return the cost of each run by command, and the number of files in the environment."""
     os.environ.update({"XDG_CACHE_HOME": str(folder / "cache"), "UV_CACHE_DIR": str(folder / "uv")})
+    keep_bytecode(folder / "compiled")
     plans = folder / "cache" / "envbuild" / "install-plans"
     ours = [sys.executable, "-m", "envbuild", "install", profile]
     cost([*ours, str(folder / "first")])  # downloads the wheels, and fills the caches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,13 @@ RESULTS = Path(__file__).parent / "results"
 
 def described() -> str:
     return str(cpu_memory_and_os.read())
+
+
+def keep_bytecode(folder: Path) -> None:
+    """Let the Python programs that are started afterwards keep their bytecode in a folder, as an installed envbuild
+    does: otherwise each start would compile all modules."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
 
 
 def write(name: str, lines: list[str]) -> None:

@@ -21,6 +21,7 @@ from stock import CHECKOUT, PINS, profile
 from ways import Ours
 
 from envbuild.fetch.wheel_resolution_and_download import uv_binary
+from envbuild.resolve import profile_reader_and_overrides
 
 _BLOCK = bytes(1 << 22)
 _REPEATED = 5
@@ -28,10 +29,12 @@ _LOCKED = 3
 ENVBUILD = (sys.executable, "-m", "envbuild")
 LINK = 100e6 / 8  # bytes per second: 100 Mbit/s
 # Lower bounds for the times of the commands: the import of the libraries that they need.
-_READING = "click, pydantic, yaml, packaging.requirements, platformdirs, filelock"
+_READING = (
+    "import click, yaml, packaging.requirements, platformdirs, filelock; from pydantic import BaseModel, TypeAdapter"
+)
 LIBRARIES = {
     "libraries of show, imported": _READING,
-    "libraries of make, imported": f"{_READING}, jinja2, docker",
+    "libraries of make, imported": f"{_READING}; import docker",
 }
 
 
@@ -131,7 +134,8 @@ def slow_link(rounds: Rounds, ours: Ours) -> None:
 def lockable() -> list[str]:
     """Return the shipped profiles that compile no extension from git, which would need git and a further host."""
     files = [f for f in sorted((CHECKOUT / "profiles").rglob("*.yaml")) if not f.name.endswith(".lock.yaml")]
-    return [f.stem for f in files if "git:" not in f.read_text(encoding="utf-8")]
+    loaded = [profile_reader_and_overrides.load(str(file)) for file in files]
+    return [one.name for one in loaded if not any(extension.git for extension in one.profile.extensions)]
 
 
 def locks(rounds: Rounds, folder: Path) -> None:
@@ -159,7 +163,7 @@ def commands(rounds: Rounds) -> None:
     for arguments in commands:
         rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))
     for name, modules in LIBRARIES.items():
-        rounds.note("commands", name, seconds=seconds([sys.executable, "-c", f"import {modules}"], env, folder))
+        rounds.note("commands", name, seconds=seconds([sys.executable, "-c", modules], env, folder))
 
 
 def audit(rounds: Rounds, ours: Ours) -> None:
