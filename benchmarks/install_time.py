@@ -30,11 +30,12 @@ from envbuild.resolve import profile_reader_and_overrides
 BUDGET = 1.3
 Cost = tuple[float, float]
 UV = uv.find_uv_bin()
-OURS, COLD, ALONE, WHOLE = (
+OURS, COLD, ALONE, WHOLE, BOUND = (
     "`envbuild install`",
     "`envbuild install`, first time after a change of the profile, the lock or envbuild",
     "`uv pip install`",
     "`uv venv` and `uv pip install`",
+    "the same, and a Python program that only imports click",
 )
 
 
@@ -94,16 +95,21 @@ def measured(profile: str, runs: int, folder: Path) -> tuple[dict[str, list[Cost
     own = [UV, "pip", "install", "--quiet", "--no-config", "--offline", "--no-index", "--no-deps",
            "--find-links", str(links), "--require-hashes", "-r", str(listed), "--python"]  # fmt: skip
     venv = [UV, "venv", "--quiet", "--no-project", "--no-config", "--offline", "--python", sys.executable]
-    times: dict[str, list[Cost]] = {ALONE: [], OURS: [], WHOLE: [], COLD: []}
+    times: dict[str, list[Cost]] = {ALONE: [], OURS: [], WHOLE: [], COLD: [], BOUND: []}
     for number in range(runs):
         for command in list(times) if number % 2 else reversed(times):
             # always a new folder, and none is removed before the end: the removal would slow the next command down
             target = str(folder / f"{number}-{len(command)}")
             if command == COLD:
                 shutil.rmtree(plans)
-            made = (0.0, 0.0) if command in (OURS, COLD) else cost([*venv, target])
-            taken = cost([*(own if command in (ALONE, WHOLE) else ours), target])
-            times[command].append((taken[0] + made[0], taken[1] + made[1]) if command == WHOLE else taken)
+            parts = (
+                [cost([*ours, target])] if command in (OURS, COLD) else [cost([*venv, target]), cost([*own, target])]
+            )
+            if command == ALONE:
+                parts = parts[1:]
+            if command == BOUND:
+                parts.append(cost([sys.executable, "-c", "import click"]))
+            times[command].append((sum(wall for wall, _ in parts), sum(cpu for _, cpu in parts)))
             assert sum(1 for _ in Path(target).glob("lib/*/site-packages/*.dist-info")) == len(lock.wheels)
     return times, sum(len(names) for _, _, names in os.walk(folder / "first"))
 
