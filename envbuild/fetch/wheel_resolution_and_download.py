@@ -372,24 +372,27 @@ def _local_folders() -> list[Path]:
     return [folder for folder in found if folder.is_dir()]
 
 
-def _local_files(wheels: Iterable[Wheel]) -> tuple[dict[str, str], dict[str, HashMismatch]]:
+def _local_files(sizes: Mapping[Wheel, int]) -> tuple[dict[str, str], dict[str, HashMismatch]]:
     """The URL of each wheel that a local folder of find-links has, by file name; and an error for each file there with
-    the name of a wheel but a different content."""
+    the name of a wheel but a different content. `sizes`: the locked size of each wheel, in bytes."""
     good: dict[str, str] = {}
     damaged: dict[str, HashMismatch] = {}
     folders = _local_folders()
-    for wheel in wheels:
+    for wheel, size in sizes.items():
         for path in (folder / wheel.file for folder in folders):
             if not path.is_file() or wheel.file in good:
                 continue
-            found = sha256_file_store.file_digest(path)
-            if found == wheel.sha256:
-                good[wheel.file] = path.as_uri()
+            if (present := path.stat().st_size) != size:  # a file of gigabytes need not be read
+                difference = f"{present} bytes, locked {size}"
+            elif (found := sha256_file_store.file_digest(path)) != wheel.sha256:
+                difference = f"sha256 {found}, locked {wheel.sha256}"
             else:
-                damaged[wheel.file] = HashMismatch(
-                    f"{path} is not the file that was locked: sha256 {found}, locked {wheel.sha256}",
-                    hint="the file is damaged, or a different build: copy it again from its origin",
-                )
+                good[wheel.file] = path.as_uri()
+                continue
+            damaged[wheel.file] = HashMismatch(
+                f"{path} is not the file that was locked: {difference}",
+                hint="the file is damaged, or a different build: copy it again from its origin",
+            )
     return good, damaged
 
 
@@ -406,7 +409,7 @@ def fetch_wheels(
     missing = list(limits)
     if not missing:
         return 0
-    local, damaged = _local_files(missing)
+    local, damaged = _local_files(limits)
     elsewhere = [wheel for wheel in missing if wheel.file not in local]
     addresses = {**_located(elsewhere, damaged, python, glibc), **local}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]

@@ -85,13 +85,20 @@ def locate_one(name: str, version: str, python: str = PYTHON, glibc: str = GLIBC
     return found, address
 
 
+LOCKED_SIZES: dict[str, int] = {}
+"""sha256 -> size of each file of as_locked."""
+
+
 def as_locked(file: Path) -> Wheel:
     name, version = file.name.split("-")[:2]
-    return Wheel(name.replace("_", "-"), version, file.name, sha256_file_store.file_digest(file))
+    sha256 = sha256_file_store.file_digest(file)
+    LOCKED_SIZES[sha256] = file.stat().st_size
+    return Wheel(name.replace("_", "-"), version, file.name, sha256)
 
 
-def fetch(*wanted: Wheel, size: int = 1_000_000) -> int:
-    locked = [LockedWheel(wheel, size, "x") for wheel in wanted]
+def fetch(*wanted: Wheel, size: int | None = None) -> int:
+    """Fetch files whose locked size is `size`, else that of as_locked."""
+    locked = [LockedWheel(wheel, size or LOCKED_SIZES.get(wheel.sha256, 1_000_000), "x") for wheel in wanted]
     return wheel_resolution_and_download.fetch_wheels(
         locked, PYTHON, GLIBC, sha256_file_store.wheel_store(), lambda file, count: None
     )
@@ -428,7 +435,8 @@ def test_a_damaged_file_in_a_folder_is_named(
 ) -> None:
     file = write_wheel(folder, "alpha", "1.0")
     wanted = as_locked(file)
-    file.write_bytes(file.read_bytes() + b"damaged")
+    content = file.read_bytes()
+    file.write_bytes(content[:-7] + b"damaged")
     if no_index:
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         forget()
@@ -436,6 +444,15 @@ def test_a_damaged_file_in_a_folder_is_named(
         fetch(wanted)
     assert str(file) in caught.value.message and "copy it again" in str(caught.value.hint)
     assert "--upgrade" not in str(caught.value.hint)
+
+
+def test_a_file_of_another_size_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_wheel(folder, "alpha", "1.0")
+    wanted, size = as_locked(file), file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-1])
+    monkeypatch.setattr(sha256_file_store, "file_digest", None)
+    with pytest.raises(HashMismatch, match=f"{size - 1} bytes, locked {size}"):
+        fetch(wanted)
 
 
 def test_an_index_replaces_a_damaged_file_of_a_folder(folder: Path, served: Index) -> None:
