@@ -29,7 +29,7 @@ from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_and_project_paths import Place, display, home, inside, regular
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
-_HASH = re.compile(r"\s--hash[= ]\S+")
+HASH_OPTION = re.compile(r"\s--hash[= ]\S+")
 _INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
 _CONSTRAINTS = re.compile(r"^(-c|--constraint)[= ]?\s*(\S+)$")
 _INDEX = r"(--index-url|--extra-index-url|--pypi-url|--find-links|--trusted-host|-i|-f)"
@@ -180,6 +180,22 @@ def _text(file: Path) -> str:
         raise ProfileError(f"{display(file)} cannot be read: {why}") from error
 
 
+def joined_lines(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file in pip's format without comments, each with its number. A line that ends with a
+    backslash is joined with the next one. `first`: the number of the first line."""
+    number, waiting = first, ""
+    for count, raw in enumerate(text.splitlines(), first):
+        number = number if waiting else count
+        waiting += _COMMENT.sub("", raw)
+        if waiting.endswith("\\"):
+            waiting = waiting[:-1]
+            continue
+        yield number, waiting
+        waiting = ""
+    if waiting:
+        yield number, waiting
+
+
 def _lines(
     file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int], python: str,
     first: int = 1,
@@ -187,18 +203,12 @@ def _lines(
     """The requirements of one file and its includes. `root`: the folder that includes must be inside; `left`: how many
     more files may be included; `python`: the release of Python; `first`: the number of the first line of `text`."""
     name, faults = display(file), found.faults
-    if _HASH.search(text):
+    if HASH_OPTION.search(text):
         found.notes.append(
             f"{name}: the hashes in it are ignored, because the lock has the sha256 of every wheel on the index"
         )
-    number, waiting = 0, ""
-    for count, raw in enumerate(text.splitlines(), first):
-        number = number if waiting else count
-        waiting += _COMMENT.sub("", raw)
-        if waiting.endswith("\\"):
-            waiting = waiting[:-1]
-            continue
-        line, waiting = _HASH.sub("", waiting).strip(), ""
+    for number, joined in joined_lines(text, first):
+        line = HASH_OPTION.sub("", joined).strip()
         if not line.startswith("-") and _ON_A_LINE.search(line):
             line = _ON_A_LINE.sub("", line).strip()
             found.notes.append(f"{name}:{number}: the index option is ignored: {_IGNORED[0][1]}")

@@ -13,6 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
+from envbuild.profile import requirements_reader
 from envbuild.repair.required_changes import Changes
 from envbuild.util import yaml_and_project_paths
 
@@ -48,14 +49,15 @@ def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mappin
         for file in sorted(folder.glob(pattern)):
             text = _content(file)
             requirements = _project(text) if file.suffix == ".toml" else _listed(text)
-            for number, requirement in requirements:
+            for number, requirement, hashed in requirements:
                 if requirement.marker and not requirement.marker.evaluate():
                     continue
                 if canonicalize_name(requirement.name) in removed:
-                    found.append(f"{file}:{number} still requires {requirement}: remove the line")
+                    ending = " and its hashes" if hashed else ""
+                    found.append(f"{file}:{number} still requires {requirement}: remove the line{ending}")
                 version = changed.get(canonicalize_name(requirement.name))
                 if version and requirement.specifier and not requirement.specifier.contains(version, prereleases=True):
-                    found.append(_line(file, number, requirement, version))
+                    found.append(_line(file, number, requirement, version, hashed))
             if file.suffix == ".txt" and "torch" in changed:
                 found += _old_index(file, text, before.get("torch", ""), changed["torch"])
     return found[:_MOST_LINES]
@@ -70,23 +72,27 @@ def _content(file: Path) -> str:
     return content.decode(errors="replace") if len(content) <= _LARGEST else ""
 
 
-def _line(file: Path, number: int, requirement: Requirement, version: str) -> str:
+def _line(file: Path, number: int, requirement: Requirement, version: str, hashed: bool) -> str:
     wanted = Requirement(f"{requirement.name}=={version}")
     wanted.extras, wanted.marker = requirement.extras, requirement.marker
-    return f"{file}:{number} still requires {requirement}: write {wanted}"
+    hashes = (
+        " with the hashes of that version in place of the present ones: `uv pip compile --generate-hashes` or "
+        "`pip-compile --generate-hashes` writes the whole file again; for this line alone, "
+        f"`pip download --no-deps {requirement.name}=={version}`, then `pip hash` with the downloaded file"
+    )
+    return f"{file}:{number} still requires {requirement}: write {wanted}{hashes if hashed else ''}"
 
 
-def _listed(text: str) -> Iterator[tuple[int, Requirement]]:
-    """Yield (line number, requirement) for the requirements of a file in pip's format."""
-    for number, line in enumerate(text.splitlines(), 1):
-        # pip also accepts options after a requirement, such as --hash
-        words = re.split(r"(?:^|\s)(?:#|--|\\$)", line, maxsplit=1)[0].strip()
-        if parsed := _parsed(words):
-            yield number, parsed
+def _listed(text: str) -> Iterator[tuple[int, Requirement, bool]]:
+    """Yield (line number, requirement, whether the line has hashes) for the requirements of a file in pip's format."""
+    for number, line in requirements_reader.joined_lines(text):
+        # pip also accepts other options after a requirement than --hash
+        if parsed := _parsed(re.split(r"(?:^|\s)--", line, maxsplit=1)[0].strip()):
+            yield number, parsed, bool(requirements_reader.HASH_OPTION.search(line))
 
 
-def _project(text: str) -> Iterator[tuple[int, Requirement]]:
-    """Yield (line number, requirement) for the dependencies of a pyproject.toml."""
+def _project(text: str) -> Iterator[tuple[int, Requirement, bool]]:
+    """Yield (line number, requirement, False: no hashes) for the dependencies of a pyproject.toml."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError):
@@ -96,7 +102,7 @@ def _project(text: str) -> Iterator[tuple[int, Requirement]]:
         parsed = _parsed(value)
         number = next((place for place, line in enumerate(lines, 1) if value in line), None)
         if parsed and number:
-            yield number, parsed
+            yield number, parsed, False
 
 
 def _dependencies(document: Mapping[str, Any]) -> Iterator[str]:

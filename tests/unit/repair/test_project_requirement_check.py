@@ -19,7 +19,7 @@ def found(folder: Path) -> list[str]:
 def test_requirements_and_constraints(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(
         "--extra-index-url https://download.pytorch.org/whl/cu121\n-r other.txt\ntorch==2.5.1+cu121  # of the team\n"
-        "numpy==1.0\nTorchVision<0.21 ; python_version < '4' --hash=sha256:00\nnot a requirement !\ntorch\n"
+        "numpy==1.0\nTorchVision<0.21 ; python_version < '4' --config-settings=a=b\nnot a requirement !\ntorch\n"
     )
     (tmp_path / "constraints.txt").write_text("torch>=2.5\ntorch<2.6\n")
     assert found(tmp_path) == [
@@ -29,6 +29,24 @@ def test_requirements_and_constraints(tmp_path: Path) -> None:
         "requirements.txt:1 names the index of the builds for cu121: torch 2.8.0 is not one of these; remove this line",
         "constraints.txt:2 still requires torch<2.6: write torch==2.8.0",
     ]
+
+
+def test_lines_with_hashes(tmp_path: Path) -> None:
+    """As pip-compile and uv write them. A backslash may also follow the version directly."""
+    (tmp_path / "requirements.txt").write_text(
+        "# by uv\nnumpy==1.26.4 \\\n    --hash=sha256:00\n"
+        "torch==2.5.1\\\n    --hash=sha256:00 \\\n    --hash=sha256:01\n"
+        "    # via it\ntorchvision \\\n    ==0.20.1 --hash=sha256:00\napex==0.1 \\\n    --hash=sha256:00"
+    )
+    lines = project_requirement_check.outdated_requirements(tmp_path, {**BEFORE, "apex": "0.1"}, AFTER)
+    torch, torchvision, apex = [line.removeprefix(f"{tmp_path}/") for line in lines]
+    start = "requirements.txt:4 still requires torch==2.5.1: write torch==2.8.0 with the hashes of that version"
+    assert torch.startswith(f"{start} in place of the present ones")
+    assert "`pip download --no-deps torch==2.8.0`, then `pip hash`" in torch
+    assert torchvision.startswith(
+        "requirements.txt:8 still requires torchvision==0.20.1: write torchvision==0.23.0 with"
+    )
+    assert apex == "requirements.txt:10 still requires apex==0.1: remove the line and its hashes"
 
 
 def test_a_removed_package_and_a_line_for_another_system(tmp_path: Path) -> None:
