@@ -10,8 +10,9 @@ import re
 import shlex
 import textwrap
 import unicodedata
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from envbuild.explain import cause_ranking, explanation_document
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
@@ -179,7 +180,7 @@ def _with_remark(fix: str, match: SignatureMatch) -> str:
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:
     """Yields the commands of each tool that make the fix, and the lines to write into a profile."""
-    write = match.write
+    write: Mapping[str, Any] = match.write if _changes_packages(match) else {}
     packages: Sequence[str] = write.get("packages", ())
     torch = [f"torch=={write['torch']}"] if "torch" in write else []
     wheels = [f"{distribution}=={version}" for distribution, version in _wheels(match, situation)]
@@ -198,12 +199,12 @@ def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[
         yield "conda", f"conda install {shlex.join([*conda, *packages])}"
     if match.advisory and match.advisory.by_library_path:
         yield "shell", "unset LD_LIBRARY_PATH"
-    for name, value in write.get("env", {}).items():
+    for name, value in match.write.get("env", {}).items():
         yield "shell", f"export {name}={shlex.quote(value)}"
     for package, variables in match.change.env_with.items():
         for name, value in variables.items() if package not in situation.distributions else ():
             yield "shell", f"export {name}={shlex.quote(value)}   # if the program uses {package}"
-    for line in advisory_remedy.yaml_lines(write):
+    for line in advisory_remedy.yaml_lines(match.write):
         yield "profile", line
 
 
