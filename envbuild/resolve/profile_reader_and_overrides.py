@@ -76,6 +76,7 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
         own = yaml_and_project_paths.without(merged, [])
         merged = yaml_and_project_paths.merge(merged, _pinned(_repin(merged, pins)))
         merged = inherited_value_reasons.without_outdated(own, merged, ())
+    _bound_companions(merged, notes)
     faults += read_script(merged)
     found = tried(merged)
     if faults or not isinstance(found, Profile):
@@ -131,12 +132,9 @@ def _require(
 
     for text, place in found.lines if isinstance(packages, list) else ():
         left = kept(text, place)
-        requirement = _bounded_companion(left, torch, exact)
-        if requirement != left:
-            notes.append(f"{place.file}:{place.line}: {requirement} is used, because it belongs to torch {torch}")
-        if requirement:
+        if left:
             merged.places[("packages", len(packages))] = place
-            packages.append(requirement)
+            packages.append(left)
     for text, place in found.constraints:
         if kept(text, place) == text:
             constraints.append(text)
@@ -187,21 +185,24 @@ def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str
     return None
 
 
-def _bounded_companion(text: str, torch: str, exact: Mapping[str, tuple[str, str]]) -> str:
-    """The requirement; with the series that belongs to the profile's torch if it names torchaudio without an exact
-    version, because a resolver would choose a newer release."""
-    requirement, release = _parsed(text), database.torch_release(torch.partition("+")[0])
-    if requirement is None or requirement.url or release is None:
-        return text
-    name = str(canonicalize_name(requirement.name))
-    pinned = any(one.operator in ("==", "===") for one in requirement.specifier)
-    if name in exact or pinned or name not in database.torch_index().packages:
-        return text
-    bound = torch_companions.missing_bound(name, release.version)
-    if not bound:
-        return text
-    requirement.specifier &= SpecifierSet(bound)
-    return str(requirement)
+def _bound_companions(merged: Document, notes: list[str]) -> None:
+    """Restrict torchaudio without an exact version to the series that belongs to the profile's torch, because a
+    resolver would choose a newer release. `notes` receives a text about each such package."""
+    packages, torch = merged.data.get("packages"), str(merged.data.get("torch"))
+    release = database.torch_release(torch.partition("+")[0])
+    if not isinstance(packages, list) or release is None:
+        return
+    parsed = [_parsed(str(text)) for text in packages]
+    exact = {one.name for one in parsed if one and any(own.operator in ("==", "===") for own in one.specifier)}
+    for index, requirement in enumerate(parsed):
+        if requirement is None or requirement.url or {requirement.name, canonicalize_name(requirement.name)} & exact:
+            continue
+        bound = torch_companions.missing_bound(canonicalize_name(requirement.name), release.version)
+        if bound:
+            requirement.specifier &= SpecifierSet(bound)
+            packages[index] = str(requirement)
+            place = merged.place(("packages", index))
+            notes.append(f"{place.file}:{place.line}: {requirement} is used, because it belongs to torch {torch}")
 
 
 def _fits_torch(requirement: Requirement, torch: str) -> bool:

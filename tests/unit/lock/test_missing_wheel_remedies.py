@@ -171,6 +171,22 @@ def test_torchaudio_belongs_to_the_torch_of_the_profile(project: Path, torch: st
     assert loaded.profile.packages == (package,)
 
 
+@pytest.mark.parametrize(
+    ("pins", "package"),
+    [
+        ({}, "torchaudio==2.7.*"),
+        ({"torch": "2.5.1", "cuda": "12.4"}, "torchaudio==2.5.*"),
+        ({"torchaudio": "2.6.0"}, "torchaudio==2.6.0"),
+    ],
+)
+def test_torchaudio_in_a_profile_belongs_to_its_torch(project: Path, pins: dict[str, str], package: str) -> None:
+    write_profile(project, {**SMALL, "torch": "2.7.1", "packages": ["torchaudio", "torchvision"]})
+    loaded = profile_reader_and_overrides.load("sample", pins)
+    assert loaded.profile.packages == (package, "torchvision")
+    note = f"profiles/sample.yaml:9: {package} is used, because it belongs to torch {pins.get('torch', '2.7.1')}"
+    assert (note in loaded.notes) == ("torchaudio" not in pins)
+
+
 def test_an_exact_torchaudio_of_the_command_line_gets_no_bound(project: Path) -> None:
     write_profile(project, {**SMALL, "torch": "2.7.1"})
     (project / "requirements.txt").write_text("torchaudio\n", encoding="utf-8")
