@@ -201,6 +201,8 @@ def _applied_lines(plan: RepairPlan, document: RepairDocument, run: str | TestRu
     else:
         yield f"{done}."
     yield f"Replaced files: {document.backup}; to restore them: {_undo_line(plan)}"
+    for advisory in plan.diagnosis.absent:
+        yield f"Not part of this fix: {advisory.id}, which the log shows, cannot apply to this environment"
     for command in plan.by_user:
         yield f"Still to do: {command.does}: {command.text}"
     for problem, remedy in plan.diagnosis.by_hand:

@@ -220,7 +220,8 @@ def _found(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"Found: {ident}: {text}"
     for advisory in diagnosis.absent:
         text = "versions, packages or GPU of this environment do not match"
-        yield f"Ruled out here: {advisory.id}, which the log shows; {text}"
+        elsewhere = "if the job ran in a different environment, name that one with --python"
+        yield f"Ruled out here: {advisory.id}, which the log shows; {text}: {elsewhere}"
     for note in diagnosis.notes:
         yield f"Note: {note}"
 

@@ -107,9 +107,10 @@ class Changes:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with an environment. `advisories`: the ones to fix; `absent`: the ones that the log shows but that
-    cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes; `problems`: (id,
-    text) of each other fault that the changes fix. `driver`: the driver that the environment is judged for."""
+    """What is wrong with an environment. `advisories`: the ones that the changes fix; `absent`: the ones that the log
+    shows but that cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes;
+    `problems`: (id, text) of each other fault that the changes fix. `driver`: the driver that the environment is judged
+    for."""
 
     advisories: tuple[Advisory, ...]
     absent: tuple[Advisory, ...]
@@ -159,8 +160,8 @@ def diagnose(
     absent = tuple(advisory for advisory in named if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
     kept = dict(_unkept(held, now, wanted)) if metadata_counts else {}
-    acted, changes = _version_changes(now, shown_here, held, wanted, files_only, kept)
-    by_hand = [*_by_hand(audited, changes), *_without_change(acted, changes, now)]
+    fixed, left, changes = _version_changes(now, shown_here, held, wanted, files_only, kept)
+    by_hand = [*_by_hand(audited, changes), *((f"{one.id}: {one.title}", one.remedy) for one in left)]
     if found:
         by_hand += [
             (f"{match.id} (line {match.lines[0].number}): {match.title}" if match.lines else match.title, match.remedy)
@@ -168,16 +169,16 @@ def diagnose(
             if match.advisory is None
         ]
     own = dict.fromkeys((problem, _with_own_pip(remedy, held)) for problem, remedy in by_hand)
-    optional = (_with_own_pip(text, held) for text in _optional(held, acted, changes))
+    optional = (_with_own_pip(text, held) for text in _optional(held, changes))
     return Diagnosis(
-        tuple(acted), absent, changes, tuple(own), (*_notes(audited, found, changes), *optional), wanted.gpus,
+        tuple(fixed), absent, changes, tuple(own), (*_notes(audited, found, changes), *optional), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
 
 
 def _cannot_apply(advisory: Advisory, now: Situation, held: Holdings) -> bool:
-    """Whether the environment contradicts the advisory, or lacks the apex that it is about."""
-    if advisory.about_apex and held.apex is None and "apex" not in held.installed:
+    """Whether the environment contradicts the advisory, or lacks NVIDIA's apex, which the advisory is about."""
+    if advisory.about_apex and not _has_nvidias_apex(held):
         return True
     return bool(advisory.match) and advisory.standing(now) == "contradicted"
 
@@ -189,15 +190,15 @@ def _version_changes(
     wanted: Expected,
     files_only: bool,
     kept: Mapping[str, str],
-) -> tuple[list[Advisory], Changes]:
-    """Return the advisories to fix, and the changes that fix all of them. If an advisory of severity `refuse` applies
-    only after a change, it is fixed too. Advisories that the profile accepts count only if a log shows them. `kept`:
-    installed libraries that stay, although torch requires other versions.
+) -> tuple[list[Advisory], list[Advisory], Changes]:
+    """Return the advisories that the changes fix, those that they leave, and the changes. If an advisory of severity
+    `refuse` applies only after a change, it is fixed too. Advisories that the profile accepts count only if a log shows
+    them. `kept`: installed libraries that stay, although torch requires other versions.
 
     A fault that LD_LIBRARY_PATH causes is fixed by changing that variable. In an image, it is fixed by a different
     torch, because the variables of its containers are unknown."""
-    acted: list[Advisory] = []
-    library_path, unrelated = False, tuple(_unrelated(held))
+    acted, decided = list[Advisory](), list[Advisory]()  # decided: those that have chosen a torch, each at most once
+    library_path = False
     torch = _gpu_torch(now, held)
     pins = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
     packages: dict[str, None] = {}
@@ -212,49 +213,76 @@ def _version_changes(
         todo += [item for item in refused if item not in todo]
         if not todo:
             break
+        acted += [item for item in todo if item not in acted]
         for advisory in todo:
-            if advisory not in acted:
-                acted.append(advisory)
             if advisory.by_library_path and not wanted.image:
                 library_path = True
                 continue
-            if unrelated and advisory.about_apex:
-                continue
             written = advisory_remedy.written(advisory.change, after)
-            release = written.get("torch")
-            if release is None and torch is None and bundled & set(advisory.change.pins):
+            release = written.get("torch") if advisory not in decided else None
+            linked = sorted(bundled & set(advisory.change.pins)) if release is None and torch is None else []
+            if linked:
                 release = _release_with(advisory.change.pins, after)
-                instead |= dict.fromkeys(sorted(bundled & set(advisory.change.pins)))
+                if release is None:
+                    continue  # separately installed versions have no effect
+                instead |= dict.fromkeys(linked)
             if release:
-                torch = release
-                after = _with_torch(after, release)
-                pins = {name: version for name, version in pins.items() if _newer(version, after.libraries.get(name))}
-                written = advisory_remedy.written(advisory.change, after)
-            for name, version in written.get("pins", {}).items():
-                pins[name] = version
-            packages |= dict.fromkeys(written.get("packages", ()))
+                # what was chosen so far was for a different torch
+                torch, after = release, _with_torch(now, release)
+                decided.append(advisory)
+                pins, packages, variables = {}, {}, {}
+                acted = [one for one in acted if one in shown or one.holds(now)]
+                todo = [one for one in acted if one.standing(after) != "contradicted"]
+                break
+            pins |= written.get("pins", {})
+            packages |= dict.fromkeys(text for text in written.get("packages", ()) if _name(text) in held.installed)
             variables |= written.get("env", {})
             after = replace(after, libraries={**after.libraries, **pins})
-        todo = []
+        else:
+            todo = []
     if _is_installed(torch, now, held) and not instead:
         # one advisory excludes a newer torch, and another one the older releases
         torch, after = None, now
         acted = [advisory for advisory in acted if advisory in shown or advisory.holds(now)]
     cuda = after.cuda or now.cuda or ""
-    found = tuple(filter(None, (_pin(name, version, cuda, now, held, acted) for name, version in pins.items())))
+    replaced = torch is not None
+    found = tuple(filter(None, (_pin(*pin, cuda, now, held, acted, replaced=replaced) for pin in pins.items())))
     damaged = _damaged(held, {pin.distribution for pin in found if not pin.installed})
     # the new torch may require other versions of these than the installed ones
     with_torch = library_and_distribution_findings.torch_requirements(held) if torch else frozenset()
     companions = _companions(held) if torch else {}
     again = _kept_by_resolver({"torch": held.installed.get("torch", ""), **companions}, torch) if torch else []
-    return acted, Changes(
+    changes = Changes(
         found, torch, tuple(packages), variables,
         tuple(f"{name}=={held.installed[name]}" for name in damaged if name not in with_torch),
-        (*again, *(name for name in damaged if name in with_torch)), unrelated, _overwriting(held),
+        (*again, *(name for name in damaged if name in with_torch)), _unrelated(held), _overwriting(held),
         tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
         tuple(torch_companions.companion_requirement(name, torch) for name in companions if torch),
         tuple(_rebuilt_companions(held)) if now.gpus and not torch else (), library_path,
     )  # fmt: skip
+    after = _with_torch(now, torch) if torch else now
+    after = replace(after, libraries={**after.libraries, **{pin.library: pin.version for pin in found}})
+    fixed = [advisory for advisory in acted if _is_fixed(advisory, changes, now, after)]
+    return fixed, [advisory for advisory in acted if advisory not in fixed], changes
+
+
+def _is_fixed(advisory: Advisory, changes: Changes, now: Situation, after: Situation) -> bool:
+    """Whether the changes fix an advisory: it applies only before them, or they include all that it requires. `now`,
+    `after`: the situation before and after the changes."""
+    if advisory.by_library_path and changes.library_path:
+        return True
+    if advisory.holds(now) and not advisory.holds(after):
+        return True
+    required, packages = advisory.change, {_name(text) for text in changes.packages}
+    made = [
+        after.libraries.get(name, "") in versions
+        if name in database.libraries()
+        else canonicalize_name(name) in packages
+        for name, versions in required.pins.items()
+    ]
+    made += [after.torch is not None and after.torch in required.torch] if required.torch else []
+    made += [bool(advisory_remedy.change_variables(required, now))] if required.env or required.env_with else []
+    return bool(made) and all(made)
 
 
 def _is_installed(torch: str | None, now: Situation, held: Holdings) -> bool:
@@ -311,8 +339,8 @@ def _other_build(build: str, cuda: str) -> bool:
     return build == "cpu" or (major is not None and major[1] != cuda.partition(".")[0])
 
 
-def _newer(version: str, own: str | None) -> bool:
-    return own is None or Version(version) > Version(own)
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def _with_torch(situation: Situation, torch: str) -> Situation:
@@ -324,14 +352,16 @@ def _with_torch(situation: Situation, torch: str) -> Situation:
 
 
 def _pin(
-    name: str, version: str, cuda: str, now: Situation, held: Holdings, acted: Sequence[Advisory]
+    name: str, version: str, cuda: str, now: Situation, held: Holdings, acted: Sequence[Advisory], *, replaced: bool
 ) -> LibraryPin | None:
+    """The pin of a library; None if it has no distribution for this CUDA version. `replaced`: torch is replaced, so the
+    installed version does not stay."""
     distribution = database.distribution_of(name, cuda)
     if distribution is None:
         return None
     ranges = [advisory.change.pins[name] for advisory in acted if name in advisory.change.pins]
     present = held.installed.get(distribution)
-    fits = present is not None and all(present in wanted for wanted in ranges)
+    fits = not replaced and present is not None and all(present in wanted for wanted in ranges)
     loaded = held.loaded(name)
     return LibraryPin(
         name, distribution, present if fits and present else version,
@@ -409,12 +439,13 @@ def _is_nvidias(name: str, held: Holdings) -> bool:
     return bool(re.fullmatch(r"nvidia-[a-z0-9-]+", name) and re.fullmatch(VERSION_PATTERN, version, re.X | re.I))
 
 
-def _unrelated(held: Holdings) -> Iterator[str]:
-    """The distribution apex from the package index, which is unrelated to NVIDIA's apex."""
-    if "apex" in held.installed and (
-        held.apex is None or not {"normalization", "multi_tensor_apply"} & set(held.apex.parts)
-    ):
-        yield "apex"
+def _unrelated(held: Holdings) -> tuple[str, ...]:
+    return ("apex",) if "apex" in held.installed and not _has_nvidias_apex(held) else ()
+
+
+def _has_nvidias_apex(held: Holdings) -> bool:
+    """Whether the package apex is NVIDIA's. The distribution apex from the package index is unrelated to it."""
+    return held.apex is not None and bool({"normalization", "multi_tensor_apply"} & set(held.apex.parts))
 
 
 def _leftovers(held: Holdings, pinned: set[str], cuda: str) -> Iterator[str]:
@@ -472,7 +503,7 @@ def is_leftover(copy: Copy) -> bool:
 
 # Ids of audit findings that the changes fix, or that an advisory covers.
 _COVERED = {
-    "modified-library", "overwritten-library", "wrong-apex", "cpu-only", "no-kernel",
+    "modified-library", "overwritten-library", "cpu-only", "no-kernel",
 }  # fmt: skip
 _NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the findings that only a different torch fixes
 
@@ -492,6 +523,8 @@ def _is_covered(finding: Finding, audited: Audit, changes: Changes) -> bool:
         return not audited.wanted.image and any(finding.message.startswith(f"{copy} ") for copy in copies)
     if changes.library_path and finding.id.startswith(("mixed-", "loaded-twice")):
         return any(str(copy) in finding.message for copy in foreign_on_library_path(audited.held))
+    if finding.id == "wrong-apex":
+        return bool(changes.uninstall)
     return finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch is not None)
 
 
@@ -545,17 +578,13 @@ def _dependents(name: str, held: Holdings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(owner for owner, item in requirements if canonicalize_name(item.name) == name))
 
 
-def _optional(held: Holdings, acted: Sequence[Advisory], changes: Changes) -> Iterator[str]:
+def _optional(held: Holdings, changes: Changes) -> Iterator[str]:
     """What is only needed if the program itself uses NVIDIA's apex."""
-    if "apex" not in changes.uninstall or _dependents("apex", held):
-        return
-    yield (
-        "no installed package requires apex, so removing the unrelated package is enough: no action is needed unless "
-        f"your program itself imports NVIDIA's apex; then build it from source{_BUILD_APEX}"
-    )
-    for advisory in acted:
-        if advisory.about_apex:
-            yield f"only if your program imports apex: with NVIDIA's apex, {advisory.id} applies: {advisory.remedy}"
+    if "apex" in changes.uninstall and not _dependents("apex", held):
+        yield (
+            "no installed package requires apex, so removing the unrelated package is enough: no action is needed "
+            f"unless your program itself imports NVIDIA's apex; then build it from source{_BUILD_APEX}"
+        )
 
 
 def _remedy(finding: Finding, held: Holdings) -> str:
@@ -589,19 +618,6 @@ def _with_own_pip(remedy: str, held: Holdings) -> str:
 def foreign_on_library_path(held: Holdings) -> list[Copy]:
     """The CUDA libraries outside of Python's packages to which LD_LIBRARY_PATH leads."""
     return [copy for copy in held.libraries if LD_PATH in copy.ways and not copy.in_packages]
-
-
-def _without_change(acted: Sequence[Advisory], changes: Changes, now: Situation) -> Iterator[tuple[str, str]]:
-    """Yield (problem, fix) of each advisory that the changes do not fix: it states no change, its change is for a
-    distribution that is not installed, or the driver or the GPU runs no torch release that fixes it."""
-    for advisory in acted:
-        change = advisory.change
-        if (advisory.by_library_path and changes.library_path) or (advisory.about_apex and changes.uninstall):
-            continue
-        stays = change.torch and now.torch and not changes.torch and now.torch not in change.torch
-        variables = advisory_remedy.change_variables(change, now)
-        if (stays and not change.pins) or not (change.pins or change.torch or variables):
-            yield f"{advisory.id}: {advisory.title}", advisory.remedy
 
 
 _MAY_REVERT = (

@@ -20,6 +20,7 @@ from selftest.environments import SONAMES, Environment, built, extension, good, 
 from envbuild.audit import collected_environment, environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import Holdings
 from envbuild.cli import audit as audit_command
+from envbuild.cli import fix as fix_command
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
@@ -526,7 +527,7 @@ def test_the_installed_torch_is_not_a_plan(place: Place, monkeypatch: pytest.Mon
     wanted = dataclasses.replace(required_changes.expected_hardware_from(held, found), image=True)
     diagnosis = required_changes.diagnose(environment_audit.assess("it", held, wanted), found)
     assert diagnosis.changes.torch is None and diagnosis.changes.empty
-    assert [advisory.id for advisory in diagnosis.advisories] == ["cublaslt-shadow-runpath"]
+    assert diagnosis.advisories == ()
     assert [problem.partition(":")[0] for problem, _ in diagnosis.by_hand] == ["cublaslt-shadow-runpath"]
 
 
@@ -694,10 +695,13 @@ def test_without_the_unrelated_apex_transformers_stays(tmp_path: Path) -> None:
         "RuntimeError: expected scalar type Float but found Half\n"
     )
     plan = place.plan(log)
-    assert [advisory.id for advisory in plan.diagnosis.advisories] == ["apex-t5-mixed-dtype"]
+    assert plan.diagnosis.advisories == (), "the advisory is about NVIDIA's apex, which is not installed here"
+    assert [advisory.id for advisory in plan.diagnosis.absent] == ["apex-t5-mixed-dtype"]
+    assert [problem for problem, _ in plan.diagnosis.problems] == ["wrong-apex"]
     assert [argv[-1] for argv in installs(plan)] == ["apex"] and plan.diagnosis.by_hand == ()
-    (note,) = [note for note in plan.diagnosis.notes if "transformers 5.8 or newer" in note]
-    assert note.startswith("only if your program imports apex: ")
+    document = repair_output.repair_document(plan, [], None)
+    printed = fix_command._applied_lines(plan, document, "no probe detects this fault", place.held())
+    assert "Not part of this fix: apex-t5-mixed-dtype, which the log shows, cannot apply to this environment" in printed
     shutil.rmtree(place.site / "apex")
     shutil.rmtree(next(place.site.glob("apex-*")))
     plan = place.plan(log)
@@ -861,6 +865,46 @@ def test_damaged_libraries_of_a_replaced_torch_keep_the_versions_of_the_new_one(
         ("uninstall", "--yes", "nvidia-nccl-cu12"),
         ("install", f"torch=={torch}"),
     ]
+
+
+def test_a_new_torch_would_replace_an_installed_library_that_fits(place: Place) -> None:
+    """torch 2.3.1 requires cuBLAS 12.1.3.1, so the installed 12.4.5.8 must be installed again after it."""
+    with_torch(place, "2.3.1+cpu", None)
+    shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
+    place.made.cublas("12.4.5.8")
+    plan = place.plan("NVIDIA H20, driver 550.54.15\nCUDA available: False\n")
+    assert [argv[-1] for argv in installs(plan)] == ["torch==2.3.1", "nvidia-cublas-cu12==12.4.5.8"]
+
+
+def test_a_library_version_for_the_replaced_torch_is_not_installed(place: Place) -> None:
+    """NCCL 2.29.7 fixes the installed NCCL. The torch for this driver brings 2.27.5, which does not have the fault."""
+    with_torch(place, "2.13.0", "13.0")
+    for folder in place.site.glob("nvidia_nccl*"):
+        shutil.rmtree(folder)
+    files = {f"nvidia/nccl/lib/{SONAMES['nccl']}": library("nccl", "2.29.2")}
+    place.made.wheel("nvidia-nccl-cu13", "2.29.2", files)
+    hang = "NVIDIA H100 80GB HBM3\nworld_size=2\nNCCL version 2.29.2+cuda13.0: all_reduce hangs at step 1\n"
+    plan = place.plan(hang)
+    assert "nvidia-nccl-cu13==2.29.7" in installs(plan)[-1]
+    plan = place.plan(f"{hang}The NVIDIA driver on your system is too old (found version 12080).\n")
+    found = {advisory.id for advisory in plan.diagnosis.advisories}
+    assert {"nccl-2.28.3-2.29.2", "driver-too-old-cu13"} <= found and plan.diagnosis.by_hand == ()
+    pins = {pin.library for pin in plan.diagnosis.changes.pins}
+    assert plan.diagnosis.changes.torch == "2.10.0" and "nccl" not in pins
+
+
+def test_a_fault_without_a_fixed_version_for_this_cuda_is_left_to_the_user(tmp_path: Path) -> None:
+    """cuBLAS 12.4.5.8 exists only for CUDA 12 and newer."""
+    place = placed(tmp_path, good)
+    with_torch(place, "2.3.1+cu118", "11.8")
+    shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
+    files = {f"nvidia/cublas/lib/{SONAMES[kind]}": library(kind, "11.11.3.6") for kind in ("cublas", "cublasLt")}
+    place.made.wheel("nvidia-cublas-cu11", "11.11.3.6", files)
+    plan = place.plan(None, gpus=("h20",))
+    assert plan.diagnosis.advisories == () and plan.diagnosis.changes.empty
+    (row,) = [row for row in plan.diagnosis.by_hand if row[0].startswith("cublas-hopper-fpe: ")]
+    assert row[1].startswith("cuBLAS 12.4.5.8 or newer: torch 2.5 or newer for CUDA 12.4 or newer")
+    assert plan.state == "by-hand"
 
 
 def test_a_driver_that_is_not_a_version_is_passed_over(place: Place) -> None:
