@@ -38,6 +38,17 @@ class WheelContent:
     member: WheelMember
     sha256: str | None = None
 
+    def text(self) -> bytes:
+        """Return the content of a small member. Raises WheelRefused if it is not the recorded one."""
+        text = self.wheel.text(self.member)
+        self.check(hashlib.sha256(text).hexdigest())
+        return text
+
+    def check(self, found: str) -> None:
+        """Raise WheelRefused if the content has the sha256 `found`, and RECORD has a different one."""
+        if self.sha256 not in (None, found):
+            raise self.wheel.refused(self.member.name, f"sha256 {found}, in RECORD {self.sha256}")
+
 
 @dataclass(frozen=True)
 class LayerFile:
@@ -120,6 +131,12 @@ def write_layer(
     return writer.written(files)
 
 
+def tar_size(entries: Iterable[LayerEntry]) -> int:
+    """Return the size in bytes of the tar that `write_layer` would write. Raises LockError as `write_layer` does."""
+    sizes = ((len(_header(entry)), _content_size(entry)) for entry in _sorted(entries))
+    return sum(header + size + -size % TAR_BLOCK for header, size in sizes) + 2 * TAR_BLOCK
+
+
 def require_same_layer(found: str, before: str) -> None:
     """Raise BuildError if the digest of a layer differs from the digest that it had before."""
     if found != before:
@@ -148,6 +165,26 @@ def _sorted(entries: Iterable[LayerEntry]) -> Iterator[LayerEntry]:
     return (everything[path] for path in sorted(everything))
 
 
+def _content_size(entry: LayerEntry) -> int:
+    if not isinstance(entry, LayerFile):
+        return 0
+    return len(entry.content) if isinstance(entry.content, bytes) else entry.content.member.size
+
+
+def _mode(entry: LayerFile) -> int:
+    return EXECUTABLE if entry.executable else MODE
+
+
+def _header(entry: LayerEntry) -> bytes:
+    match entry:
+        case LayerFolder():
+            return tar_header(f"{entry.path}/", b"5", entry.mode, owner=(entry.uid, entry.gid))
+        case LayerLink():
+            return tar_header(entry.path, b"2", 0o777, target=entry.target)
+        case LayerFile():
+            return tar_header(entry.path, b"0", _mode(entry), _content_size(entry))
+
+
 class _Writer:
     """Writes a layer, and counts and hashes the bytes of the gzip file, of the tar in it, and of each file. The
     parameters are those of `write_layer`."""
@@ -167,24 +204,19 @@ class _Writer:
 
     def add(self, entry: LayerEntry) -> WrittenFile | None:
         """Add an entry. Return how it was written, or None for a folder."""
+        self.store(_header(entry))
         if isinstance(entry, LayerFolder):
-            self.store(tar_header(f"{entry.path}/", b"5", entry.mode, owner=(entry.uid, entry.gid)))
             return None
         if isinstance(entry, LayerLink):
-            self.store(tar_header(entry.path, b"2", 0o777, target=entry.target))
             return WrittenFile(entry.path, 0o777, 0, target=entry.target)
-        mode = EXECUTABLE if entry.executable else MODE
         if isinstance(entry.content, bytes):
-            size = len(entry.content)
             sha256: str | None = hashlib.sha256(entry.content).hexdigest()
-            self.store(tar_header(entry.path, b"0", mode, size))
             self.store(entry.content)
         else:
-            size = entry.content.member.size
-            self.store(tar_header(entry.path, b"0", mode, size))
             sha256 = self._add_member(entry.content)
+        size = _content_size(entry)
         self.store(b"\0" * (-size % TAR_BLOCK))
-        return WrittenFile(entry.path, mode, size, sha256)
+        return WrittenFile(entry.path, _mode(entry), size, sha256)
 
     def written(self, files: Iterable[WrittenFile]) -> WrittenLayer:
         """Return the layer, when all its bytes were written. Raises BuildError if the layer is not the known one."""
@@ -217,9 +249,9 @@ class _Writer:
             self._write_packed(gzip_members.trailer(member.crc, member.size))
         if found is None:
             return None
-        if content.sha256 not in (None, found.hexdigest()):
-            raise wheel.refused(member.name, f"sha256 {found.hexdigest()}, in RECORD {content.sha256}")
-        return found.hexdigest()
+        sha256 = found.hexdigest()
+        content.check(sha256)
+        return sha256
 
     def store(self, raw: bytes) -> None:
         """Add bytes in stored blocks. All but the last block of a gzip member are full, however the bytes arrive."""

@@ -45,9 +45,7 @@ def overriding_files(entries: Iterable[LayerEntry], pins: Mapping[str, str]) -> 
 
 
 def _content(entry: LayerFile) -> bytes:
-    if isinstance(entry.content, WheelContent):
-        return entry.content.wheel.text(entry.content.member)
-    return entry.content
+    return entry.content.text() if isinstance(entry.content, WheelContent) else entry.content
 
 
 def override_requirements(metadata: bytes, versions: Mapping[NormalizedName, str]) -> bytes:

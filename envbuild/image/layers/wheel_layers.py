@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.fetch import sha256_file_store
-from envbuild.image.layers import layer_cache
+from envbuild.image.layers import layer_cache, layer_writer
 from envbuild.image.layers.layer_writer import (
     WRITER_VERSION,
     LayerEntry,
@@ -52,18 +53,27 @@ class WheelLayer:
             [WRITER_VERSION, VENV, self.python, hashes, sorted(self.pins)]
         )
 
+    def tar_size(self) -> int:
+        """Return the size in bytes of the tar that `write` writes. Reads little of the wheels, and does not verify
+        them. Raises what `write` raises, except HashMismatch."""
+        with self._entries() as entries:
+            return layer_writer.tar_size(entries)
+
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer as layer_writer.write_layer does. If the digests of the layer are cached, only the bytes that
-        `packed` or `plain` uses are computed, and their digest shows whether a wheel was damaged since then.
+        `packed` or `plain` uses are computed, and their digest shows whether a wheel was damaged since then. Otherwise
+        the wheels are hashed while the layer is written. With pins they are not: only METADATA and RECORD of each wheel
+        are read and checked.
 
         Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError
         if a file of one wheel is a folder of another, BuildError if the digest of the layer is not the cached one.
         """
         known = layer_cache.known_layer(self)
-        if known is None:
-            return self._write(packed, plain, None)
         try:
-            return self._write(packed, plain, known)
+            if known or self.pins:
+                return self._write(packed, plain, known)
+            with _hashing(self.wheels):
+                return self._write(packed, plain, None)
         except (BuildError, LockError):
             for wheel in self.wheels:  # a damaged wheel may be the reason
                 _require_sha256(sha256_file_store.file_digest(wheel.file), wheel)
@@ -72,25 +82,39 @@ class WheelLayer:
     def _write(
         self, packed: Callable[[bytes], object], plain: Callable[[bytes], object], known: WrittenLayer | None
     ) -> WrittenLayer:
-        with files_of_wheels(self.wheels, self.python, hashed=known is None) as files:
-            entries = overriding_files(files.values(), dict(self.pins)) if self.pins else files.values()
+        with self._entries() as entries:
             return write_layer(entries, packed, plain, known)
+
+    @contextlib.contextmanager
+    def _entries(self) -> Iterator[Iterable[LayerEntry]]:
+        with files_of_wheels(self.wheels, self.python) as files:
+            yield overriding_files(files.values(), dict(self.pins)) if self.pins else files.values()
 
 
 @contextlib.contextmanager
-def files_of_wheels(
-    wheels: Iterable[WheelOfLayer], python: str, *, hashed: bool = True
-) -> Iterator[dict[str, LayerEntry]]:
-    """Yield the files of wheels by path, while the wheels are open. `hashed`: first compare the sha256 of each wheel,
-    and raise HashMismatch if it differs. Raises WheelRefused for a wheel that cannot be installed."""
+def files_of_wheels(wheels: Iterable[WheelOfLayer], python: str) -> Iterator[dict[str, LayerEntry]]:
+    """Yield the files of wheels by path, while the wheels are open. Raises WheelRefused for a wheel that cannot be
+    installed."""
     with contextlib.ExitStack() as stack:
         files: dict[str, LayerEntry] = {}
         for wheel in wheels:
             reader = stack.enter_context(open_wheel(wheel.file))
-            if hashed:
-                _require_sha256(reader.sha256(), wheel)
             files |= {entry.path: entry for entry in installed_files(reader, python)}
         yield files
+
+
+@contextlib.contextmanager
+def _hashing(wheels: Iterable[WheelOfLayer]) -> Iterator[None]:
+    """Hash wheels in a thread during the `with` body, and compare the hashes after it. Raises HashMismatch."""
+    with ThreadPoolExecutor(1) as pool:
+        running = [(pool.submit(sha256_file_store.file_digest, wheel.file), wheel) for wheel in wheels]
+        try:
+            yield
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        for found, wheel in running:
+            _require_sha256(found.result(), wheel)
 
 
 def _require_sha256(found: str, wheel: WheelOfLayer) -> None:

@@ -6,7 +6,6 @@ Every member is verified while it is inflated: its deflate stream ends exactly a
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -78,11 +77,6 @@ class WheelReader:
 
     def refused(self, member: str | None, why: str) -> WheelRefused:
         return WheelRefused(self.name, why, member)
-
-    def sha256(self) -> str:
-        """Return the sha256 of the wheel's file, hex."""
-        self._stream.seek(0)
-        return hashlib.file_digest(self._stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
     # the directory
 

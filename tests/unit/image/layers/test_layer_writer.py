@@ -270,6 +270,14 @@ def test_the_bytes_do_not_depend_on_how_they_arrive(parts: list[bytes]) -> None:
     assert one._packed_sha256.digest() == other._packed_sha256.digest()
 
 
+def test_the_size_of_a_tar_is_known_before_it_is_written(wheel: Path) -> None:
+    more: list[LayerEntry] = [LayerFolder("opt/\u00e4/b", 0o700, 1 << 21), LayerLink("l" * 101, "t" * 200)]
+    with open_wheel(wheel) as reader:
+        cases: list[list[LayerEntry]] = [installed_files(reader, "3.11"), [*more, LayerFile("opt/c", b"1" * 512)], []]
+        for entries in cases:
+            assert layer_writer.tar_size(entries) == write_layer(entries).diff_size
+
+
 # wheels with false metadata
 
 

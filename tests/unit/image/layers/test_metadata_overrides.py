@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.layer_cache import stream_layer
 from envbuild.image.layers.layer_writer import LayerEntry
 from envbuild.image.layers.metadata_overrides import overriding_files
 from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
-from envbuild.image.layers.wheel_reader import open_wheel
-from envbuild.util import package_data
-from unit.image.layers.odd_wheels import odd_wheel
+from envbuild.image.layers.wheel_reader import WheelRefused, open_wheel
+from envbuild.util import package_data, user_folders
+from unit.image.layers.odd_wheels import digest, odd_wheel
 from unit.image.layers.uv_oracle import PYTHON, UvOracle
+from unit.support import sha
 
 METADATA = """Requires-Dist: nvidia-cublas-cu12==12.4.5.8; platform_system == "Linux" and platform_machine == "x86_64"
 Requires-Dist: nvidia_cublas.cu12 (>=12,<13)
@@ -89,3 +91,18 @@ def test_the_layer_has_these_files_alone(wheels: list[Path]) -> None:
     site = "opt/venv/lib/python3.11/site-packages/odd-1.0.dist-info"
     assert [file.path for file in stream_layer(recipe).files] == [f"{site}/METADATA", f"{site}/RECORD"]
     shutil.rmtree(wheels[0].parent, ignore_errors=True)
+
+
+def test_whole_wheels_are_not_hashed_but_what_is_read_is_checked(
+    wheels: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pinned() -> WheelLayer:
+        return WheelLayer("3.11", tuple(WheelOfLayer(w, sha(w.name)) for w in wheels), tuple(PINS.items()))
+
+    assert len(stream_layer(pinned()).files) == 2
+    shutil.rmtree(user_folders.cache_folder("layers"))
+    metadata = "odd-1.0.dist-info/METADATA"
+    odd_wheel(wheels[0].parent, {}, metadata=METADATA, unlisted=[metadata], more_rows=[f"{metadata},{digest(b'x')},1"])
+    monkeypatch.setattr(sha256_file_store, "file_digest", lambda file: sha(file.name))
+    with pytest.raises(WheelRefused, match=r"METADATA': sha256 .*, in RECORD"):
+        stream_layer(pinned())
