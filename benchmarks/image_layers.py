@@ -17,7 +17,8 @@ from pathlib import Path
 from options import program
 
 from envbuild.image import registry_push, zstd_push
-from envbuild.image.oci import image_upload, layout_export
+from envbuild.image.oci import image_upload
+from envbuild.image.oci.docker_archive import docker_archive
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -34,7 +35,7 @@ def main() -> None:
         file, *others = targets
         left_out = {diff_id for other in others for diff_id in _begins_alike(image, _layers(other)[1])}
         with Path(file).open("wb") as stream:
-            stream.writelines(layout_export.archive(image, {}, docker_tag=f"{name}:1", plain=True, left_out=left_out))
+            stream.writelines(docker_archive(image.to_load, f"{name}:1", left_out, lambda _: None))
         return
     for target in targets:
         send = zstd_push.push_layers if work == "push-zstd" else image_upload.upload_image

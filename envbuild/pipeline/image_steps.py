@@ -26,7 +26,7 @@ from envbuild.lock import lock_changes, lock_creation_and_update, lock_file, whe
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
-from envbuild.pipeline.layer_steps import load_layers, require_describable_image, write_layers
+from envbuild.pipeline.layer_steps import load_layers, prepare_load, require_describable_image
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -136,8 +136,8 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
     compiled = [wheel.record for wheel in wheels]
     disk_space_needs.require_disk_space(context.engine, lock)
-    written = context.step("build", write_layers, context, recipe.plan, lock, wheels, again=no_cache)
-    image = context.step("load", load_layers, context, recipe, written)
+    to_load = context.step("build", prepare_load, context, recipe.plan, lock, wheels, again=no_cache)
+    image, written = context.step("load", load_layers, context, recipe, to_load)
     record = lock_image_lookup_and_recipe.written_record(lock, written, image.handle, compiled)
     return context.step("audit", audit_image, context, recipe, image, record)
 

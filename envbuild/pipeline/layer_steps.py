@@ -12,7 +12,7 @@ from envbuild.image.extension_wheel_build import BuiltWheel, find_wheel
 from envbuild.image.image_naming import repository
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci import disk_space_needs, engine_load, layer_blobs, lock_image_lookup_and_recipe
-from envbuild.image.oci.image_description import ImageDescription, OciImage
+from envbuild.image.oci.image_description import ImageDescription, ImageToLoad, OciImage
 from envbuild.lock import wheel_conflicts
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
@@ -86,9 +86,13 @@ def find_layer_digests(
     """Find the digest and size of each layer of a described image. Only layers that are not in the cache are written,
     or all with `again`. Raises what `write_layers` raises, and HashMismatch after removing a file that was damaged."""
     learn = layer_blobs.write_layers_again if again else layer_blobs.learn_layers
-    # Layers that two images share are written once.
-    with process_locks.exclusive("_layers", "writes layers", context.progress.say), intact_files(lock):
+    with _one_writer(context), intact_files(lock):
         return learn(description, context.progress.line)
+
+
+def _one_writer(context: StepContext) -> contextlib.AbstractContextManager[None]:
+    """Let only one process write layers at a time, so that layers that two images share are written once."""
+    return process_locks.exclusive("_layers", "writes layers", context.progress.say)
 
 
 @contextlib.contextmanager
@@ -102,26 +106,43 @@ def intact_files(lock: Lock) -> Iterator[None]:
         raise
 
 
-def load_layers(context: StepContext, recipe: Recipe, image: OciImage) -> StepResult[Image]:
+def prepare_load(
+    context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel], *, again: bool = False
+) -> StepResult[ImageToLoad]:
+    """Download the parts of an image for the engine, and find the sizes of its layers. For a graph driver, layers of
+    wheels that are not in the cache are left to be written when they are sent; the containerd store names layers by
+    digest, so it needs all digests first. `again`: as for `write_layers`. Raises what `write_layers` raises."""
+    if again or context.engine.containerd_store:
+        result = write_layers(context, plan, lock, wheels, again=again)
+        return StepResult(result.value.to_load, note=result.note)
+    description = describe_image(context, plan, lock, wheels).value
+    with _one_writer(context), intact_files(lock):
+        image = layer_blobs.find_tar_sizes(description, context.progress.line)
+    size = sum(layer.tar_size for layer in image.layers)
+    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {size / 1e6:.0f} MB unpacked")
+
+
+def load_layers(context: StepContext, recipe: Recipe, image: ImageToLoad) -> StepResult[tuple[Image, OciImage]]:
     """Load an image into the engine under the tag for images that are not audited yet. Only layers that the engine
-    lacks are sent."""
+    lacks are sent. Return the image as the engine has it, and with the digests of its layers."""
     engine, lock, named = context.engine, recipe.lock, repository(recipe.name)
     disk_space_needs.require_platform(engine, lock)
-    there = engine.find(handle_in(engine, image))
     tag = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
-    if there and there.id == image.id:
+    complete = image.complete
+    there = engine.find(_handle_in(engine, complete)) if complete else None
+    if complete and there and there.id == complete.id:
         engine.tag(there, named, tag.rpartition(":")[2])
-        return StepResult(there, cached=True, note=f"the engine has {image.id[:19]}")
+        return StepResult((there, complete), cached=True, note=f"the engine has {complete.id[:19]}")
     # Layers that two images share are sent once.
     turn = f"_load-{canonical_digest(engine.identity)[:16]}"
     with process_locks.exclusive(turn, "loads an image", context.progress.say), intact_files(lock):
         known = engine_load.known_layers(engine, image)
-        sizes = sum(layer.diff_size for layer in image.layers if layer.diff_id not in known)
+        sizes = sum(one.tar_size for one in image.layers if not one.written or one.written.diff_id not in known)
         disk_space_needs.require_load_space(engine, sizes)
         loaded = engine_load.load_image(engine, image, named, tag.rpartition(":")[2], context.progress.line)
     return StepResult(loaded, note=f"{sizes / 1e6:.0f} MB unpacked")
 
 
-def handle_in(engine: Engine, image: OciImage) -> str:
+def _handle_in(engine: Engine, image: OciImage) -> str:
     """Return the id that an image has in the API of an engine."""
     return image.manifest.digest if engine.containerd_store else image.id

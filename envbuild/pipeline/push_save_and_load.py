@@ -281,7 +281,7 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
     if image.id != verdict.image.id:
         raise Refusal("digest", f"the saved image is {image.id}, not {verdict.image.id}, which the evidence proves")
     listener(Note(f"loading {named}:{tag}"))
-    engine_load.load_image(Engine(), image, named, tag, lambda line: listener(Note(line)))
+    engine_load.load_image(Engine(), image.to_load, named, tag, lambda line: listener(Note(line)))
     return verdict, f"{named}:{tag}"
 
 

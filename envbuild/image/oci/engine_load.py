@@ -10,38 +10,41 @@ from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.image_naming import PREFIX
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
 from envbuild.image.oci import layout_export
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.docker_archive import docker_archive
+from envbuild.image.oci.image_description import ImageToLoad, OciImage
 from envbuild.registry import oci_types
 from envbuild.util.errors import EngineError
 
 _CONTAINERD_NAME = "io.containerd.image.name"
 
 
-def load_image(engine: Engine, image: OciImage, repository: str, tag: str, on_line: Callable[[str], None]) -> Image:
-    """Load an image under a tag, and return it. Only the layers that the engine seems to lack are sent; if the engine
-    refuses the image then, all layers are sent.
+def load_image(
+    engine: Engine, image: ImageToLoad, repository: str, tag: str, on_line: Callable[[str], None]
+) -> tuple[Image, OciImage]:
+    """Load an image under a tag. Return it as the engine has it, and with the digests of its layers. Only the layers
+    that the engine seems to lack are sent; if the engine refuses the image then, all layers are sent.
 
     The image is loaded under a temporary tag first, so that an incomplete image of a failed load has only this tag.
     Raises EngineError, also if the engine has a different image afterwards, DiskError, and what the layers' recipes
     raise.
     """
-    incoming = f"{repository}:loading-{image.id.removeprefix('sha256:')[:12]}"
+    incoming = f"{repository}:loading-{tag}"
     try:
-        _send_missing(engine, image, incoming, on_line)
-        engine.note_id(image.manifest.digest, image.id)
+        sent = _send_missing(engine, image, incoming, on_line)
+        engine.note_id(sent.manifest.digest, sent.id)
         loaded = engine.get(incoming)
-        if loaded.id != image.id:
-            raise EngineError(f"the engine has {loaded.id} instead of the image that was loaded, {image.id}")
+        if loaded.id != sent.id:
+            raise EngineError(f"the engine has {loaded.id} instead of the image that was loaded, {sent.id}")
         engine.tag(loaded, repository, tag)
     except BaseException:
         with contextlib.suppress(EngineError):  # it may be gone
             engine.remove(incoming)
         raise
     engine.remove(incoming)
-    return loaded
+    return loaded, sent
 
 
-def _send_missing(engine: Engine, image: OciImage, name: str, on_line: Callable[[str], None]) -> None:
+def _send_missing(engine: Engine, image: ImageToLoad, name: str, on_line: Callable[[str], None]) -> OciImage:
     left_out = known_layers(engine, image)
     if left_out:
         try:
@@ -52,15 +55,16 @@ def _send_missing(engine: Engine, image: OciImage, name: str, on_line: Callable[
     return _send(engine, image, name, (), on_line)
 
 
-def known_layers(engine: Engine, image: OciImage) -> set[str]:
+def known_layers(engine: Engine, image: ImageToLoad) -> set[str]:
     """Return the diff ids of those layers that the engine probably has, because an image of envbuild in it has them.
     Graph drivers identify a layer by itself and all layers below it. The containerd store identifies a layer by its
     blob, so only layers count there that are compressed as envbuild writes them."""
-    wanted = [layer.diff_id for layer in image.layers]
+    wanted = [layer.written.diff_id if layer.written else None for layer in image.layers]
     as_written = {
-        one.diff_id
-        for one, layer in zip(image.layers, image.described, strict=True)
-        if layer.media_type == oci_types.LAYER_GZIP and not isinstance(layer.recipe, BaseBlobLayer)
+        layer.written.diff_id
+        for layer in image.layers
+        if layer.written and layer.described.media_type == oci_types.LAYER_GZIP
+        if not isinstance(layer.described.recipe, BaseBlobLayer)
     }
     found: set[str] = set()
     for handle in {handle for _, handle, _ in engine.images(PREFIX)}:
@@ -69,21 +73,29 @@ def known_layers(engine: Engine, image: OciImage) -> set[str]:
             found |= as_written & set(layers)
             continue
         for own, other in zip(wanted, layers, strict=False):
-            if own != other:
+            if own is None or own != other:
                 break
             found.add(own)
     return found
 
 
 def _send(
-    engine: Engine, image: OciImage, name: str, left_out: Collection[str], on_line: Callable[[str], None]
-) -> None:
+    engine: Engine, image: ImageToLoad, name: str, left_out: Collection[str], on_line: Callable[[str], None]
+) -> OciImage:
     """Send an archive to the engine: uncompressed for graph drivers, whose own decompression is slow; for the
-    containerd store with the blobs of the manifest, so that the image can be pushed with its digest."""
-    sent = [layer for layer in image.layers if layer.diff_id not in left_out]
-    on_line(f"loading {len(sent)} of {len(image.layers)} layers, {sum(layer.diff_size for layer in sent) / 1e6:.0f} MB")
-    annotations = {REF: name.rpartition(":")[2], _CONTAINERD_NAME: f"docker.io/{name}"}
-    plain = not engine.containerd_store
-    archive = layout_export.archive(image, annotations, docker_tag=name, plain=plain, left_out=left_out)
+    containerd store, which must have all layers written, with the blobs of the manifest, so that the image can be
+    pushed with its digest."""
+    sent = [layer for layer in image.layers if layer.written is None or layer.written.diff_id not in left_out]
+    on_line(f"loading {len(sent)} of {len(image.layers)} layers, {sum(layer.tar_size for layer in sent) / 1e6:.0f} MB")
+    written: list[OciImage] = []
+    if engine.containerd_store:
+        complete = image.complete
+        assert complete
+        written.append(complete)
+        annotations = {REF: name.rpartition(":")[2], _CONTAINERD_NAME: f"docker.io/{name}"}
+        archive = layout_export.archive(complete, annotations, docker_tag=name, left_out=left_out)
+    else:
+        archive = docker_archive(image, name, left_out, written.append)
     with contextlib.closing(archive):
         engine.load(archive)
+    return written[0]

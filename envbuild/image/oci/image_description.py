@@ -6,7 +6,7 @@ The same lock, wheels of extensions and version of the compressor give the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,19 +120,42 @@ class OciImage:
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest with the blobs of the layers, as their recipes write them."""
-        types = (described.media_type for described in self.described)
-        return self._manifest((kind, layer.digest, layer.size) for kind, layer in zip(types, self.layers, strict=True))
-
-    @cached_property
-    def plain_manifest(self) -> Manifest:
-        """The manifest with the uncompressed layers, for engines that store these."""
-        return self._manifest((oci_types.LAYER_TAR, layer.diff_id, layer.diff_size) for layer in self.layers)
-
-    def _manifest(self, layers: Iterable[tuple[str, str, int]]) -> Manifest:
         return oci_types.image_manifest(
             oci_types.descriptor(oci_types.CONFIG, self.configuration),
-            [{"mediaType": media_type, "digest": digest, "size": size} for media_type, digest, size in layers],
+            [
+                {"mediaType": described.media_type, "digest": layer.digest, "size": layer.size}
+                for described, layer in zip(self.described, self.layers, strict=True)
+            ],
         )
+
+    @property
+    def to_load(self) -> ImageToLoad:
+        pairs = zip(self.described, self.layers, strict=True)
+        return ImageToLoad(tuple(LayerToSend(one, layer.diff_size, layer) for one, layer in pairs), lambda _: self)
+
+
+@dataclass(frozen=True)
+class LayerToSend:
+    """A layer for an engine. `tar_size`: of its uncompressed tar, in bytes; `written`: its digests and sizes, or None
+    for a layer that is written only when it is sent."""
+
+    described: DescribedLayer
+    tar_size: int
+    written: WrittenLayer | None
+
+
+@dataclass(frozen=True)
+class ImageToLoad:
+    """An image for an engine. `with_layers`: returns the image when the digests of all layers are known."""
+
+    layers: tuple[LayerToSend, ...]
+    with_layers: Callable[[Sequence[WrittenLayer]], OciImage]
+
+    @property
+    def complete(self) -> OciImage | None:
+        """The image, or None if a layer is not written yet."""
+        written = [layer.written for layer in self.layers if layer.written]
+        return self.with_layers(written) if len(written) == len(self.layers) else None
 
 
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:

@@ -11,7 +11,14 @@ from pathlib import Path
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer, require_same_layer
-from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
+from envbuild.image.layers.wheel_layers import WheelLayer
+from envbuild.image.oci.image_description import (
+    DescribedLayer,
+    ImageDescription,
+    ImageToLoad,
+    LayerToSend,
+    OciImage,
+)
 from envbuild.image.oci.parallel_layer_tasks import StopSignal, run_layer_tasks
 
 _BLOCK = 1 << 20
@@ -34,6 +41,23 @@ def learn_layers(description: ImageDescription, on_layer: Callable[[str], None])
     return _each_layer(description, learn, on_layer)
 
 
+def find_tar_sizes(description: ImageDescription, on_layer: Callable[[str], None]) -> ImageToLoad:
+    """Find the size of each layer's tar, several layers at once. A layer of wheels that is not cached is left to be
+    written when it is sent; the size follows from the directories of its wheels. Other layers that are not cached are
+    written. `on_layer` gets a line for each layer whose digests are known. Raises what the recipes raise."""
+
+    def find(described: DescribedLayer, stop: StopSignal) -> LayerToSend:
+        recipe = described.recipe
+        layer = layer_cache.known_layer(recipe)
+        if layer is None and isinstance(recipe, WheelLayer) and not recipe.pins:
+            return LayerToSend(described, recipe.tar_size(), None)
+        layer = layer or layer_cache.stream_layer(recipe, lambda block: stop.check())
+        on_layer(_shown(described, layer))
+        return LayerToSend(described, layer.diff_size, layer)
+
+    return ImageToLoad(tuple(run_layer_tasks(find, description.layers)), description.with_layers)
+
+
 def write_blobs(description: ImageDescription, folder: Path, on_layer: Callable[[str], None]) -> OciImage:
     """Write the blob of each layer into `folder`, several at once. Undamaged blobs in the folder stay. Each wheel is
     read at most once. Raises what the recipes raise."""
@@ -53,19 +77,30 @@ def _each_layer(
 
     def layer_of(described: DescribedLayer, stop: StopSignal) -> WrittenLayer:
         layer = work(described.recipe, lambda block: stop.check())
-        sizes = f"{layer.size / 1e6:.0f} MB, {layer.diff_size / 1e6:.0f} MB unpacked"
-        on_layer(f"layer {described.title}: {sizes}")
+        on_layer(_shown(described, layer))
         return layer
 
     return description.with_layers(run_layer_tasks(layer_of, description.layers))
 
 
+def _shown(described: DescribedLayer, layer: WrittenLayer) -> str:
+    return f"layer {described.title}: {layer.size / 1e6:.0f} MB, {layer.diff_size / 1e6:.0f} MB unpacked"
+
+
 def blob_blocks(
     recipe: LayerRecipe, digest: str, *, plain: bool = False, stop: StopSignal | None = None
 ) -> Generator[bytes, None, None]:
-    """Yield the blob of a layer while it is written, in blocks of about 1 MiB. `plain`: yield the uncompressed tar
-    instead. Raises Stopped at the next block once `stop` is set, what the recipe's `write` raises, and BuildError after
-    the last block if the digest is not `digest`."""
+    """Yield what `layer_blocks` yields. Raises BuildError after the last block if the digest is not `digest`."""
+    written = yield from layer_blocks(recipe, plain=plain, stop=stop)
+    require_same_layer(written.diff_id if plain else written.digest, digest)
+
+
+def layer_blocks(
+    recipe: LayerRecipe, *, plain: bool = False, stop: StopSignal | None = None
+) -> Generator[bytes, None, WrittenLayer]:
+    """Yield the blob of a layer while it is written, in blocks of about 1 MiB. Return the layer. `plain`: yield the
+    uncompressed tar instead. Raises Stopped at the next block once `stop` is set, and what the recipe's `write`
+    raises, at the latest after the last block."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING)
     reader_stopped = StopSignal()
     block = bytearray()
@@ -103,5 +138,4 @@ def blob_blocks(
                 with contextlib.suppress(queue.Empty):
                     waiting.get(timeout=0.05)
             raise
-        written = writing.result()
-    require_same_layer(written.diff_id if plain else written.digest, digest)
+        return writing.result()

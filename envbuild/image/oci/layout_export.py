@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 from typing import Any
 
 from envbuild.image.engine_image_to_oci_layout import BLOBS, INDEX, LAYOUT, REF, blob_path
 from envbuild.image.layers.layer_writer import TAR_BLOCK, tar_header
 from envbuild.image.oci import layer_blobs
+from envbuild.image.oci.docker_archive import DOCKER_MANIFEST, docker_manifest, header_and_content
 from envbuild.image.oci.image_description import ImageDescription, OciImage
 from envbuild.registry import oci_types
 from envbuild.util import atomic_files, strict_and_canonical_json, temporary_files
@@ -76,33 +76,24 @@ def archive(
     annotations: dict[str, str],
     *,
     docker_tag: str | None = None,
-    plain: bool = False,
     left_out: Collection[str] = (),
 ) -> Generator[bytes, None, None]:
     """Yield the blocks of a layout as a tar. `annotations`: those of the image in the index; `docker_tag`: add the file
-    manifest.json of `docker save` with this tag; `plain`: with uncompressed layers; `left_out`: diff ids of layers that
-    the tar does not include."""
-    manifest = image.plain_manifest if plain else image.manifest
-    names = [layer.diff_id if plain else layer.digest for layer in image.layers]
-    entry = {**manifest.descriptor, "annotations": annotations}
-    yield from _file(LAYOUT, _VERSION)
-    yield from _file(INDEX, _index([entry]))
+    manifest.json of `docker save` with this tag; `left_out`: diff ids of layers that the tar does not include."""
+    entry = {**image.manifest.descriptor, "annotations": annotations}
+    yield header_and_content(LAYOUT, _VERSION)
+    yield header_and_content(INDEX, _index([entry]))
     if docker_tag:
-        item = {"Config": blob_path(image.id), "RepoTags": [docker_tag], "Layers": [blob_path(name) for name in names]}
-        yield from _file("manifest.json", json.dumps([item]).encode())
+        layers = [blob_path(layer.digest) for layer in image.layers]
+        yield header_and_content(DOCKER_MANIFEST, docker_manifest(blob_path(image.id), docker_tag, layers))
     written = set()
-    for raw in (image.configuration, manifest.raw):
-        yield from _file(blob_path(oci_types.digest_of(raw)), raw)
-    for described, layer, name in zip(image.described, image.layers, names, strict=True):
-        if name in written or layer.diff_id in left_out:
+    for raw in (image.configuration, image.manifest.raw):
+        yield header_and_content(blob_path(oci_types.digest_of(raw)), raw)
+    for described, layer in zip(image.described, image.layers, strict=True):
+        if layer.digest in written or layer.diff_id in left_out:
             continue
-        written.add(name)
-        size = layer.diff_size if plain else layer.size
-        yield tar_header(blob_path(name), b"0", 0o644, size)
-        yield from layer_blobs.blob_blocks(described.recipe, name, plain=plain)
-        yield b"\0" * (-size % TAR_BLOCK)
+        written.add(layer.digest)
+        yield tar_header(blob_path(layer.digest), b"0", 0o644, layer.size)
+        yield from layer_blobs.blob_blocks(described.recipe, layer.digest)
+        yield b"\0" * (-layer.size % TAR_BLOCK)
     yield b"\0" * 2 * TAR_BLOCK
-
-
-def _file(name: str, raw: bytes) -> Iterator[bytes]:
-    yield tar_header(name, b"0", 0o644, len(raw)) + raw + b"\0" * (-len(raw) % TAR_BLOCK)

@@ -25,7 +25,7 @@ from envbuild.image import (
     lock_paths_of_built_images,
 )
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.image_description import ImageToLoad
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads, image_steps, make_build_and_test
@@ -153,9 +153,9 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
 
     monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", note("built", None))
     monkeypatch.setattr(disk_space_needs, "require_disk_space", note("check_disk", None))
-    monkeypatch.setattr(image_steps, "write_layers", note("layers", StepResult(written())))
+    monkeypatch.setattr(image_steps, "prepare_load", note("layers", StepResult(written().to_load)))
     monkeypatch.setattr(lock_image_lookup_and_recipe, "describe_lock", lambda *_: sample()[1])
-    monkeypatch.setattr(image_steps, "load_layers", note("load", StepResult(image_of("loaded"))))
+    monkeypatch.setattr(image_steps, "load_layers", note("load", StepResult((image_of("loaded"), written()))))
     monkeypatch.setattr(
         image_collector,
         "collect_from_image",
@@ -227,11 +227,11 @@ def test_without_the_cache_layers_are_written_again(
     context, done = being_made
     asked: list[bool] = []
 
-    def write(*_: Any, again: bool) -> StepResult[OciImage]:
+    def prepare(*_: Any, again: bool) -> StepResult[ImageToLoad]:
         asked.append(again)
-        return StepResult(written())
+        return StepResult(written().to_load)
 
-    monkeypatch.setattr(image_steps, "write_layers", write)
+    monkeypatch.setattr(image_steps, "prepare_load", prepare)
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
     recipe = Recipe(SOURCE, plan, whole_lock(plan))

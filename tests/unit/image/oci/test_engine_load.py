@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +13,18 @@ from typing import Any
 
 import pytest
 
+from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.image.docker_engine import Image
-from envbuild.image.layers import gzip_members
+from envbuild.image.layers import gzip_members, layer_cache
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
+from envbuild.image.layers.wheel_reader import WheelMember, WheelReader, WheelRefused
 from envbuild.image.oci.engine_load import known_layers, load_image
-from envbuild.image.oci.image_description import DescribedLayer, OciImage
-from envbuild.image.oci.layer_blobs import learn_layers
+from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
+from envbuild.image.oci.layer_blobs import find_tar_sizes, learn_layers, write_layers_again
 from envbuild.registry import oci_types
-from envbuild.util.errors import DiskError, EngineError
+from envbuild.util.errors import BuildError, DiskError, EngineError, HashMismatch
+from unit.image.layers.odd_wheels import STORED, Item, digest, odd_wheel
 from unit.image.oci.layered_samples import SampleRecipe, described
 from unit.saved import layer
 
@@ -39,10 +44,14 @@ class LoadingEngine:
         self.loads: list[list[str]] = []
         self.hidden: set[str] = set()
         self.error: Exception | None = None
+        self.received = bytearray()
 
     def load(self, archive: Iterator[bytes]) -> None:
         files: dict[str, bytes] = {}
-        with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+        self.received.clear()
+        for block in archive:
+            self.received += block
+        with tarfile.open(fileobj=io.BytesIO(self.received)) as tar:
             for member in tar:
                 stream = tar.extractfile(member)
                 assert stream
@@ -53,8 +62,11 @@ class LoadingEngine:
         (name,) = item["RepoTags"]
         raw = files[item["Config"]]
         diffs = tuple(json.loads(raw)["rootfs"]["diff_ids"])
-        (entry,) = json.loads(files["index.json"])["manifests"]
-        assert entry["annotations"]["io.containerd.image.name"] == f"docker.io/{name}"
+        handle = oci_types.digest_of(raw)
+        if self.containerd_store:
+            (entry,) = json.loads(files["index.json"])["manifests"]
+            assert entry["annotations"]["io.containerd.image.name"] == f"docker.io/{name}"
+            handle = entry["digest"]
         self.loads.append([path for path in item["Layers"] if path in files])
         for index, path in enumerate(item["Layers"]):
             key = path if self.containerd_store else diffs[: index + 1]
@@ -64,7 +76,6 @@ class LoadingEngine:
             if not self.containerd_store and path in files:
                 assert oci_types.digest_of(files[path]) == diffs[index]
             self.blobs.add(key)
-        handle = entry["digest"] if self.containerd_store else oci_types.digest_of(raw)
         self.held[handle], self.ids[handle], self.names[name] = diffs, oci_types.digest_of(raw), handle
 
     def images(self, prefix: str) -> list[tuple[str, str, int]]:
@@ -94,7 +105,9 @@ def image(*recipes: SampleRecipe) -> OciImage:
 
 def load(engine: LoadingEngine, one: OciImage, tag: str = "1") -> tuple[Image, list[str]]:
     lines: list[str] = []
-    return load_image(engine, one, "envbuild/sample", tag, lines.append), lines  # type: ignore[arg-type]
+    found, sent = load_image(engine, one.to_load, "envbuild/sample", tag, lines.append)  # type: ignore[arg-type]
+    assert sent == one
+    return found, lines
 
 
 @pytest.mark.parametrize("containerd_store", [False, True])
@@ -121,13 +134,13 @@ def test_a_compressed_layer_of_a_base_image_is_always_sent_to_the_containerd_sto
     """Another registry may have the same tar with another compression."""
     blob = tmp_path / "blob"
     blob.write_bytes(b"".join(gzip_members.compress([layer(a="1")])))
-    digest, diff_id = oci_types.digest_of(blob.read_bytes()), oci_types.digest_of(layer(a="1"))
-    based = DescribedLayer("base image, layer 1", "base", BaseBlobLayer(blob, digest, diff_id))
+    blob_digest, diff_id = oci_types.digest_of(blob.read_bytes()), oci_types.digest_of(layer(a="1"))
+    based = DescribedLayer("base image, layer 1", "base", BaseBlobLayer(blob, blob_digest, diff_id))
     whole = described(OWN)
     found = learn_layers(replace(whole, layers=(based, *whole.layers)), lambda line: None)
     engine = LoadingEngine(containerd_store=True)
     load(engine, found)
-    assert known_layers(engine, found) == {found.layers[1].diff_id}  # type: ignore[arg-type]
+    assert known_layers(engine, found.to_load) == {found.layers[1].diff_id}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("containerd_store", [False, True])
@@ -168,4 +181,88 @@ def test_the_images_of_others_are_not_asked() -> None:
     engine = LoadingEngine()
     load(engine, image(BASE))
     engine.names = {"other/x:1": next(iter(engine.held))}
-    assert known_layers(engine, image(BASE)) == set()  # type: ignore[arg-type]
+    assert known_layers(engine, image(BASE).to_load) == set()  # type: ignore[arg-type]
+
+
+# layers that are written while they are sent
+
+
+WHEEL = {f"torch/{number}": os.urandom(1_500_000) + bytes(1_500_000) for number in range(3)}
+
+
+def with_wheel(wheel: Path) -> ImageDescription:
+    """An image whose second layer is a wheel."""
+    base, own = described(BASE, OWN).layers
+    recipe = WheelLayer("3.11", (WheelOfLayer(wheel, file_digest(wheel)),))
+    return replace(described(), layers=(base, DescribedLayer("torch", "torch", recipe), own))
+
+
+def send(engine: LoadingEngine, one: ImageDescription) -> OciImage:
+    to_load = find_tar_sizes(one, lambda line: None)
+    _, sent = load_image(engine, to_load, "envbuild/sample", "1", lambda line: None)  # type: ignore[arg-type]
+    return sent
+
+
+def test_a_new_layer_of_wheels_is_written_once_while_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, engine = with_wheel(odd_wheel(tmp_path, WHEEL)), LoadingEngine()
+    blocks, inflated = WheelReader.blocks, list[str]()
+
+    def watched(reader: WheelReader, member: WheelMember) -> Iterator[tuple[bytes, bytes]]:
+        inflated.append(member.name)
+        return blocks(reader, member)
+
+    monkeypatch.setattr(WheelReader, "blocks", watched)
+    to_load = find_tar_sizes(one, lambda line: None)
+    assert [bool(layer.written) for layer in to_load.layers] == [True, False, True]
+    assert (to_load.complete, layer_cache.known_layer(one.layers[1].recipe)) == (None, None)
+    sent = send(engine, one)
+    assert [name for name in inflated if name in WHEEL] == sorted(WHEEL)
+    assert layer_cache.known_layer(one.layers[1].recipe) == sent.layers[1]
+    assert sent == write_layers_again(one, lambda line: None)
+    assert engine.names["envbuild/sample:1"] == sent.id
+    assert find_tar_sizes(one, lambda line: None).complete == sent
+
+
+@pytest.mark.parametrize("damage", ["CRC", "RECORD", "another wheel"])
+def test_a_wheel_that_fails_its_check_is_never_part_of_an_image(tmp_path: Path, damage: str) -> None:
+    """The request ends before the engine receives manifest.json, and the digests are not cached."""
+    wheel = odd_wheel(tmp_path, WHEEL)
+    one = with_wheel(wheel)
+    stored = {name: Item(content, method=STORED) for name, content in WHEEL.items()}
+    if damage == "RECORD":
+        rows = (f"{name},{digest(b'x')},3000000" for name in WHEEL)
+        one = with_wheel(odd_wheel(tmp_path, stored, unlisted=list(WHEEL), more_rows=list(rows)))
+    elif damage == "CRC":
+        odd_wheel(tmp_path, stored)
+        one = with_wheel(wheel)
+        raw = bytearray(wheel.read_bytes())
+        raw[-1_000_000] ^= 1
+        wheel.write_bytes(raw)
+    else:
+        odd_wheel(tmp_path, {**WHEEL, "torch/more": b"x"})
+    engine = LoadingEngine()
+    with pytest.raises(WheelRefused if damage == "RECORD" else HashMismatch):
+        send(engine, one)
+    assert len(engine.received) > 1_000_000, "the layer was not sent while it was written"
+    assert b"manifest.json" not in engine.received
+    assert (engine.names, engine.held) == ({}, {})
+    assert layer_cache.known_layer(one.layers[1].recipe) is None
+
+
+def test_a_tar_of_another_size_than_expected_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WheelLayer, "tar_size", lambda self: 512)
+    engine = LoadingEngine()
+    with pytest.raises(BuildError, match="layer torch has 9"):
+        send(engine, with_wheel(odd_wheel(tmp_path, WHEEL)))
+    assert b"manifest.json" not in engine.received
+
+
+def test_after_a_refusal_a_layer_that_was_sent_once_is_sent_again(tmp_path: Path) -> None:
+    engine, one = LoadingEngine(), with_wheel(odd_wheel(tmp_path, WHEEL))
+    load(engine, image(BASE))
+    engine.blobs.clear()
+    sent = send(engine, one)
+    assert engine.names["envbuild/sample:1"] == sent.id
+    assert [len(sent) for sent in engine.loads] == [1, 2, 3]

@@ -134,21 +134,20 @@ def test_a_file_that_cannot_be_completed_does_not_appear(tmp_path: Path) -> None
     assert files(tmp_path) == {"image.tar": b"before"}
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_an_archive_for_an_engine_leaves_layers_out(plain: bool) -> None:
+def test_an_archive_for_an_engine_leaves_layers_out() -> None:
     image = known()
     left_out = [image.layers[0].diff_id]
-    found = unpacked(b"".join(archive(image, {"name": "x"}, docker_tag="e/x:1", plain=plain, left_out=left_out)))
+    found = unpacked(b"".join(archive(image, {"name": "x"}, docker_tag="e/x:1", left_out=left_out)))
     (item,) = json.loads(found["manifest.json"])
     assert item["RepoTags"] == ["e/x:1"]
     assert found[item["Config"]] == image.configuration
     first, second = item["Layers"]
     assert first not in found
-    names = [layer.diff_id if plain else layer.digest for layer in image.layers]
+    names = [layer.digest for layer in image.layers]
     assert [f"sha256:{Path(path).name}" for path in (first, second)] == names
     assert oci_types.digest_of(found[second]) == names[1]
     (entry,) = json.loads(found["index.json"])["manifests"]
-    assert entry["digest"] == (image.plain_manifest if plain else image.manifest).digest
+    assert entry["digest"] == image.manifest.digest
 
 
 def test_gnu_tar_reads_the_archive(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Writes an image as the archive that `docker save` writes, for the load API of an engine with a graph driver.
+
+In this archive, layers may have any names. So a layer whose digest is not known yet is written only once: its digest is
+computed while the engine receives it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Generator, Sequence
+
+from envbuild.image.layers.layer_writer import TAR_BLOCK, WrittenLayer, require_same_layer, tar_header
+from envbuild.image.oci import layer_blobs
+from envbuild.image.oci.image_description import ImageToLoad, LayerToSend, OciImage
+from envbuild.util.errors import BuildError
+
+DOCKER_MANIFEST = "manifest.json"
+
+
+def docker_archive(
+    image: ImageToLoad, tag: str, left_out: Collection[str], on_written: Callable[[OciImage], None]
+) -> Generator[bytes, None, None]:
+    """Yield the blocks of the archive, with uncompressed layers. `left_out`: diff ids of layers that the archive does
+    not include; `on_written`: gets the image when the digests of all layers are known.
+
+    The configuration and manifest.json come last. Without them an engine loads nothing, so that a layer that failed its
+    check is never part of an image. Raises what the recipes raise, and BuildError if a layer is not the known one.
+    """
+    names, written = [], []
+    for number, layer in enumerate(image.layers, 1):
+        names.append(f"{number}.tar")
+        if layer.written and layer.written.diff_id in left_out:
+            written.append(layer.written)
+            continue
+        yield tar_header(names[-1], b"0", 0o644, layer.tar_size)
+        written.append((yield from _tar_blocks(layer)))
+        yield b"\0" * (-layer.tar_size % TAR_BLOCK)
+    complete = image.with_layers(written)
+    on_written(complete)
+    config = f"{complete.id.removeprefix('sha256:')}.json"
+    yield header_and_content(config, complete.configuration)
+    yield header_and_content(DOCKER_MANIFEST, docker_manifest(config, tag, names))
+    yield b"\0" * 2 * TAR_BLOCK
+
+
+def _tar_blocks(layer: LayerToSend) -> Generator[bytes, None, WrittenLayer]:
+    found = yield from layer_blobs.layer_blocks(layer.described.recipe, plain=True)
+    if layer.written:
+        require_same_layer(found.diff_id, layer.written.diff_id)
+    if found.diff_size != layer.tar_size:
+        raise BuildError(f"layer {layer.described.title} has {found.diff_size} bytes, expected {layer.tar_size}")
+    return found
+
+
+def docker_manifest(config: str, tag: str, layers: Sequence[str]) -> bytes:
+    """Return the content of manifest.json, with the names of the other files in the archive."""
+    return json.dumps([{"Config": config, "RepoTags": [tag], "Layers": layers}]).encode()
+
+
+def header_and_content(name: str, raw: bytes) -> bytes:
+    """Return a file as it is in a tar: its header, its content, and padding."""
+    return tar_header(name, b"0", 0o644, len(raw)) + raw + b"\0" * (-len(raw) % TAR_BLOCK)
