@@ -117,7 +117,7 @@ def test_the_recipe_on_a_base_image_needs_nothing_of_it(locked: Lock) -> None:
         (base_image_layers, "WRITER_VERSION", 10**6),
         (venv_skeleton, "VERSION", 10**6),
         (wheel_layers, "WRITER_VERSION", 10**6),
-        (image_description, "ENVIRONMENT", {"A": "b"}),
+        (image_description, "VARIABLES", {"A": "b"}),
     ],
 )
 def test_an_image_on_a_base_image_that_is_made_in_another_way_today_is_older(
