@@ -60,7 +60,7 @@ each document. `envbuild export schema --document make` writes the JSON Schema o
 | missing | not locked, or not built |
 | tampered | the tag `verified` was moved by hand |
 | invalid | the profile or its lock cannot be read |
-| built | `build` does not look at evidence |
+| built | the image exists; `build` does not look at evidence |
 
 `show` asks no engine: it computes the state from the evidence on disk. Other commands have states of their own, which
 are listed below.
