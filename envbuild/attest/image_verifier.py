@@ -367,7 +367,9 @@ def _base_reference(named: Reference, config: Config) -> Reference:
     named = named.tagged(lock.removeprefix("sha256:")[:12])
     if Repository(named).manifest(named.target) is None:
         text = f"the image's label names the lock {named.tag}, but {named} does not exist"
-        raise Refusal("base", f"{text}: it is not built on an image of that repository")
+        raise Refusal(
+            "base", f"{text}: the image was not built on an image of that repository, or that tag was removed"
+        )
     return named
 
 

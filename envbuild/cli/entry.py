@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Share and use images": {
         "push": "Push a verified image and its evidence to a registry.",
-        "verify": "Check whether an image in a registry is safe to use.",
+        "verify": "Check an image in a registry by its signed evidence.",
         "save": "Save a verified image to a file, for a site without internet.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",

@@ -152,7 +152,9 @@ def command(
     if reference and python:
         raise UsageError("--image and --python exclude each other")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
-        raise UsageError("--python tests on this machine; --on, --gpu and --nodes test an image elsewhere")
+        raise UsageError(
+            "--python tests here: leave out --on, --slurm, --kubernetes, --resume, --dry-run, --gpu and --nodes"
+        )
     if dry_run and (report or print_file):
         raise UsageError("--dry-run runs nothing, and so cannot write --junit or --fingerprint")
     if resume and seed is not None:

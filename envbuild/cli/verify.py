@@ -16,7 +16,7 @@ from envbuild.util.untrusted_input_errors import Refusal
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("verify", short_help="Check whether an image in a registry is safe to use.")
+@click.command("verify", short_help="Check an image in a registry by its signed evidence.")
 @click.argument("ref", required=False)
 @click.option(
     "--key",

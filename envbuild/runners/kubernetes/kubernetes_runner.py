@@ -123,7 +123,9 @@ class Kubernetes:
             raise pod_job_and_node_states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
         except ApiRefused as refused:
             raise RunnerError(
-                f"the cluster does not show the job: {refused}", ending="unknown", hint="is it the same cluster?"
+                f"the cluster does not show the job: {refused}",
+                ending="unknown",
+                hint="use the kubectl context and namespace with which the job was submitted",
             ) from refused
         if found is None or uid(found) != ticket.place:
             job_resume_tickets.forget_ticket(_RUNNER, self._name)
