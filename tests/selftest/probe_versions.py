@@ -89,7 +89,13 @@ def _reached(module: str, modules: Mapping[str, ast.Module]) -> set[str]:
     return found
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+@cache
+def _imports(tree: ast.Module) -> tuple[str, ...]:
+    """Return the names that a module imports; each may be a module or a name in one."""
+    return tuple(_imported(tree))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
@@ -100,8 +106,14 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 def _digest(names: list[str], modules: Mapping[str, ast.Module]) -> str:
     whole = hashlib.sha256()
     for name in names:
-        whole.update(f"{name}\0{ast.dump(modules[name])}\0".encode())
+        whole.update(f"{name}\0{_dump(modules[name])}\0".encode())
     return whole.hexdigest()
+
+
+@cache
+def _dump(tree: ast.Module) -> str:
+    """Return the module as text. Most modules are part of several probes."""
+    return ast.dump(tree)
 
 
 def main() -> int:
