@@ -30,7 +30,7 @@ CHECKOUT = PACKAGE.parent
 HOOKS = Path(__file__).parent / "hooks"
 OWNER = "io.envbuild.owner"
 OTHER_CUBLAS = "12.5.3.2"  # not the one that step-video pins
-REQUIRED = ("env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.math")
+REQUIRED = ("env.libs", "gemm.crash", "gemm.exact")
 # Characters that a shell, a Dockerfile or a template could interpret.
 ODD = 'it\'s "quoted" $(touch /tmp/odd) $HOME `id` \\ {{ x }} # --flag'
 

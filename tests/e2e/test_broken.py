@@ -39,12 +39,15 @@ def failures(done: Result) -> dict[str, Mapping[str, Any]]:
 
 
 def test_a_division_by_zero(refused: Any) -> None:
-    found = failures(refused("divides"))
+    """Only probes that must fail run, and two that do not call the changed function."""
+    found = failures(
+        refused("divides", "env.libs", "gemm.crash", "gemm.exact", "gemm.cases", "attention.math", "conv.cases")
+    )
     assert (found["gemm.crash"]["signal"], found["gemm.crash"]["advisory"]) == ("SIGFPE", "cublas-hopper-fpe")
     assert "died of SIGFPE" in found["gemm.crash"]["detail"]
     assert "2x1024x18432" in found["gemm.crash"]["detail"]  # at the first published shape
     assert {"env.libs", "gemm.crash", "gemm.exact", "gemm.cases"} <= set(found)
-    assert not [name for name in found if name.startswith(("attention.math", "conv", "gemm.fp8"))]  # the rest ran on
+    assert not [name for name in found if name.startswith(("attention.math", "conv"))]  # the rest ran on
 
 
 def test_a_segmentation_fault(refused: Any) -> None:

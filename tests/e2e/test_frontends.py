@@ -15,7 +15,7 @@ from envbuild.lock import lock_file
 from envbuild.runners import docker_runner
 from envbuild.util.errors import NotProved
 
-from .support import Proved, docker
+from .support import REQUIRED, Proved, docker
 
 pytestmark = pytest.mark.engine
 
@@ -52,29 +52,32 @@ def test_a_probe_that_cannot_run_does_not_pass(quick: Proved) -> None:
 
 
 def test_the_exported_check_passes_in_the_image_and_not_elsewhere(quick: Proved) -> None:
-    project = quick.project
+    """The check runs only the probes that the profile requires: `make` runs those of the level in this image."""
+    project = quick.with_required_alone().project
     assert project.run("export", "check", quick.name, "-o", "check.py").code == 0
     text = (project.folder / "check.py").read_text(encoding="utf-8")
     output = shell(quick, "cat > /tmp/check.py && python /tmp/check.py", text)
-    assert output.startswith(f"envbuild check: {quick.name}: ") and len(output.splitlines()) == 1
-    spoil = 'rm -r "$(python -c "import sympy; print(sympy.__path__[0])")"-*'
+    assert output.startswith(f"envbuild check: {quick.name}: {len(REQUIRED)} passed, ")
+    assert len(output.splitlines()) == 1
+    spoil = "rm -r /opt/venv/lib/python3.11/site-packages/sympy-*"
     output = shell(quick, f"cat > /tmp/check.py; {spoil}; python /tmp/check.py 2>&1; echo exit $?", text)
     assert "sympy is absent, but " in output and "fix: run in the image of " in output
     assert output.endswith("exit 5\n")
 
 
 def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved, tmp_path: Path) -> None:
-    """The newest tried version is that of the existing image; this image is used, and stays."""
+    """The newest tried version is that of the existing image; this image is used, and stays. Unit tests show the order
+    in which the versions between the two ends are tried."""
     project = quick.project
     locked = lock_file.read(project.lock(quick.name))
     assert locked
     newest = locked.versions["numpy"]
     head, _, patch = newest.rpartition(".")
-    oldest, first = f"{head}.{int(patch) - 2}", f"{head}.{int(patch) - 1}"
+    oldest = f"{head}.{int(patch) - 1}"
     script = tmp_path / "needs.py"
     script.write_text(
         f"import numpy, os, sys\nassert __file__ == sys.argv[0] and os.getuid() == 65534\n"
-        f"sys.exit(0 if numpy.__version__ in {(first, newest)!r} else 'too old: ' + numpy.__version__)\n"
+        f"sys.exit(0 if numpy.__version__ == {newest!r} else 'too old: ' + numpy.__version__)\n"
     )
     files = {file: file.read_bytes() for file in (project.lock(quick.name), project.dockerfile(quick.name))}
     before = images(quick)
@@ -83,8 +86,8 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
     )
     assert done.code == 0, done.stderr
     document = done.document
-    assert (document["first_passing"], document["change"]) == (first, {"before": oldest, "after": first})
-    assert [row["version"] for row in document["tries"]] == [oldest, newest, first]
+    assert (document["first_passing"], document["change"]) == (newest, {"before": oldest, "after": newest})
+    assert [row["version"] for row in document["tries"]] == [oldest, newest]
     assert document["tries"][0]["reason"] == f"own.script: exit: the script ended: too old: {oldest}"
     assert f" {oldest}: self-test\n" in done.stderr
     assert not (project.cached("contexts") / quick.name).exists()

@@ -114,7 +114,6 @@ def place(cluster: Cluster, quick: Proved, scratch: Path) -> Iterator[Place]:
 
 
 def test_an_image_is_verified_through_slurm(place: Place) -> None:
-    place.project = replace(place.project, extra={})  # with every probe of the level
     done = place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["state"] == "verified"
