@@ -100,16 +100,7 @@ def test_a_dry_run_says_what_is_needed(quick: Proved, scratch: Path) -> None:
     assert here.project.lock(here.name).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--user", "4242"],
-        ["--read-only", "--tmpfs", "/tmp"],
-        ["--user", "4242", "--read-only", "--network", "none"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("options", [[], ["--user", "4242", "--read-only", "--network", "none"]], ids=" ".join)
 def test_torch_runs_as_any_user(quick: Proved, options: list[str]) -> None:
     output = docker("run", "--rm", *options, quick.verified, "python", "-c", "import torch; print(torch.ones(3).sum())")
     assert output == "tensor(3.)\n"
