@@ -63,17 +63,17 @@ SHORTER: tuple[tuple[Any, str, Any], ...] = (
     (perf, "SIDE", perf.SIDE_CPU),
     (perf, "COPIED", perf.COPIED_CPU),
 )
-# With the variable FEW each operation has a tenth of the level's sampled cases, and `repeat` a fifth of its rounds.
+# With the variable FEW each operation has a twentieth of the level's sampled cases, and `repeat` a fifth of its rounds.
 FEW = "PRETEND_FEW"
 _sample = pairwise_case_sampling.sample
 
 
-def _a_tenth(operation: Operation, count: int, seed: int) -> Sample:
-    return _sample(operation, math.ceil(count / 10), seed)
+def _a_twentieth(operation: Operation, count: int, seed: int) -> Sample:
+    return _sample(operation, math.ceil(count / 20), seed)
 
 
 FEWER: tuple[tuple[Any, str, Any], ...] = (
-    (pairwise_case_sampling, "sample", _a_tenth),
+    (pairwise_case_sampling, "sample", _a_twentieth),
     (repeat, "ROUNDS", {level: math.ceil(rounds / 5) for level, rounds in repeat.ROUNDS.items()}),
 )
 

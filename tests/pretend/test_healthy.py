@@ -1,8 +1,9 @@
 """Every probe passes on a simulated GPU without faults, on the code path for GPUs and within the memory of real GPUs.
 
 These tests run a part of `make pretend`: an H100, which has every kernel, at level standard with small sizes, and a T4,
-which lacks most kernels and has the least memory, at level quick with the real sizes, each with a tenth of the sampled
-cases. `make pretend` runs all eight GPUs at level standard with all cases, and the H100 and the T4 with the real sizes.
+which lacks most kernels and has the least memory, at level quick with the real sizes, each with a twentieth of the
+sampled cases. `make pretend` runs all eight GPUs at level standard with all cases, and the H100 and the T4 with the
+real sizes.
 """
 
 from pathlib import Path
