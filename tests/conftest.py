@@ -12,13 +12,15 @@ _SHARED = {
     "GPU images": ("gpu", "apex", "test_images"),
     "stand-ins for torch": ("extensions", "toolchain", "layout_readers"),
     "Debian packages": ("apt", "dockerfile"),
+    # About half of the other tests of the engine: a single worker would run them longer than all other workers.
+    "clusters and faults": ("slurm", "kubernetes", "endurance", "clones", "debian", "interrupt", "faults", "container"),
 }
 # The files that share nothing with another file.
 _ALONE = ("environments", "several", "install", "locked_wheels", "engines")
 # The longest files begin first, so that at the end all workers are busy. The campaigns have their own engine; builds in
 # the shared engine on the same base wait for each other.
-_FIRST = ("images", "GPU images", "tests/chaos/", "stand-ins for torch", "Debian packages", "tests/e2e/",
-          "tests/pretend/", "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
+_FIRST = ("images", "clusters and faults", "GPU images", "Debian packages", "tests/chaos/", "stand-ins for torch",
+          "tests/e2e/", "tests/pretend/", "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
 
 
 def _turn(nodeid: str) -> int:
