@@ -120,7 +120,7 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
     this at a time. `show` gets a name and a number of bytes.
 
     Raises NetworkError if the registry does not serve it, Refusal if it serves something else, BuildError if the image
-    is not of the platform or has a layer of an unknown type, DiskError if the disk has no space for the layers.
+    is not for the platform or has a layer of an unknown type, DiskError if the disk has no space for the layers.
     """
     with _add_image_to_errors(reference):
         place = Repository(Reference.parse(reference))
@@ -306,7 +306,7 @@ def _base_image_from(reference: str, platform: str, manifest: Manifest) -> BaseI
     document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
     strict_and_canonical_json.require_unicode(document, "the base image's configuration has a text that is not Unicode")
     if f"{document.get('os')}/{document.get('architecture')}" != platform:
-        raise BuildError(f"the base image {reference} is not of {platform}", hint="name an image of this platform")
+        raise BuildError(f"the base image {reference} is not for {platform}", hint="name an image of this platform")
     if config.settings.get("OnBuild"):
         raise BuildError(
             f"the base image {reference} has ONBUILD instructions, which envbuild does not run",

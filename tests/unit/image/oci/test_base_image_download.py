@@ -141,7 +141,7 @@ def test_an_index_in_an_index_is_refused(registry: Registry) -> None:
 def test_an_image_of_another_platform_is_refused_before_its_layers(registry: Registry, changes: dict[str, Any]) -> None:
     base = PushedBase(BASE.layers, changes=changes)
     reference = base.reference(registry)
-    with pytest.raises(BuildError, match=f"the base image {reference} is not of linux/amd64"):
+    with pytest.raises(BuildError, match=f"the base image {reference} is not for linux/amd64"):
         download(reference)
     assert not set(gets(registry)) & set(map(oci_types.digest_of, base.blobs))
 
