@@ -112,6 +112,8 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 """The end of a line after which the message continues."""
+_PROMPT = re.compile(r"^\s{0,8}(?:>>>|In ?\[\d{1,4}\]:) \S")
+"""An expression that was typed at the prompt of Python. The next line is its value."""
 _UNIT = re.compile(r"(?:[KMG]i?B|GPUs?)\b")
 _MOST_BETWEEN = 2
 _NARROWEST, _WIDEST, _BROKEN = 30, 200, 3
@@ -155,7 +157,8 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
             continue
         prose = second[0].islower() or second[0] in _CONTINUES or not second[0].isascii()
-        if prose or length >= _WIDTH or _OPEN.search(head) or (head[-1].isdigit() and _UNIT.match(second)):
+        value = bool(_PROMPT.match(first)) and len(second) < _WIDTH
+        if prose or value or length >= _WIDTH or _OPEN.search(head) or (head[-1].isdigit() and _UNIT.match(second)):
             count += 1
             yield index, len(head), f"{head} {second}"
         if head[-1] in "-_/" or (length >= _WIDTH and first[-1].isalnum() and second[0].isalnum()):
