@@ -162,6 +162,9 @@ def causes(text: str) -> list[str]:
         ("the loss scale keeps halving", "loss-scale-falls"),
         ("torch.compile fails since triton is not installed", "triton-not-installed"),
         ("onnxruntime runs on the CPU because only the CPU package is installed", "cpu-build-of-library"),
+        ("it runs out of memory in training\nthe buffers: nothing is freed", "nothing-is-freed"),
+        ("a GPU memory problem\nit works with a smaller batch size", "gpu-memory-enough-for-smaller-batch"),
+        ("it fails to import\nflash_attn was built against torch 2.1, I now have 2.4", "built-for-other-torch"),
     ],
 )
 def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str) -> None:
@@ -255,6 +258,9 @@ def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str
         ("the loss scale is 65536", "loss-scale-falls"),
         ("torch.compile with triton 3.0 works", "triton-not-installed"),
         ("the CPU package of the weather station\nonnxruntime uses the GPU", "cpu-build-of-library"),
+        ("everything is freed at the end, no OOM", "nothing-is-freed"),
+        ("a GPU memory problem\na smaller batch size did not help", "gpu-memory-enough-for-smaller-batch"),
+        ("flash_attn was built against torch 2.4 and imports", "built-for-other-torch"),
     ],
 )
 def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str) -> None:
