@@ -1,9 +1,8 @@
 """A separate Docker Engine, which is emptied between the runs of the benchmark. Images and caches of other engines do
 not change.
 
-The engine sets no firewall rules, so builds that need the mirror use the host's network. It has a
-bridge with a name of its own. With the setting `bridge: none`, it would remove docker0, the bridge of the machine's
-engine.
+The engine sets no firewall rules, so builds that need the mirror use the host's network. It has its own bridge, because
+with the setting `bridge: none` it would remove docker0, the bridge of the machine's engine.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ CASES = (
 _BUILT = {"here", "engine", "link", "commands"}
 _DISK = 4 << 30
 _FOLDER = Path("/var/tmp/envbuild-bench")
-_MARK = ".envbuild-bench"  # the file that marks another folder as one of this benchmark
+_MARK = ".envbuild-bench"  # a file that marks a folder other than _FOLDER as used by this benchmark
 _PARTS = (
     "base", "cache", "compiled", "config", "containerd", "contexts", "engine", "layout", "locks", "plain", "project",
     "proved", "registry", "shared", "state",
@@ -182,7 +182,7 @@ def _merged(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _may_use(folder: Path) -> bool:
-    """Whether `_clean` removes no files of others in the folder, such as `project` or `cache` in a home folder."""
+    """Whether `_clean` would remove only files of this benchmark, and not, for example, `cache` in a home folder."""
     return folder == _FOLDER or not folder.exists() or (folder / _MARK).is_file() or not any(folder.iterdir())
 
 

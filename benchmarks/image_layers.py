@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _begins_alike(one: OciImage, other: OciImage) -> Iterator[str]:
-    """Yield the diff ids of the layers with which both images begin. A graph driver knows no others, because it
+    """Yield the diff ids of the layers with which both images begin. A graph driver reuses no others, because it
     identifies a layer by itself and all layers below it."""
     for layer, same in zip(one.layers, other.layers, strict=False):
         if layer.diff_id != same.diff_id:

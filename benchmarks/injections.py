@@ -185,7 +185,7 @@ def _run(arguments: Sequence[str], file: Path, variables: dict[str, str]) -> int
 
 
 def _seconds(folder: Path) -> dict[str, float]:
-    """Return how long each probe takes in a run of the self-test; measured once."""
+    """Return how many seconds each probe takes in a run of the self-test. Measured once, then read from `folder`."""
     file = folder / "seconds.json"
     if not file.exists():
         argv = [sys.executable, "-m", "envbuild.selftest", "--json", "--level", LEVEL]

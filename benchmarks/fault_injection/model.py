@@ -1,6 +1,6 @@
 """The fault model: it says which values an operation's output has after a hardware fault. Pure functions.
 
-A fault changes values in one way (`Kind`) at one set of places (`Place`). The probabilities are data, each with its
+A fault changes values in one way (KINDS) at one set of places (PLACES). The probabilities are data, each with its
 source:
 
 - [T] Tung et al., "The Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance", arXiv
