@@ -206,8 +206,8 @@ def _recorded(folder: FolderFiles, info: str) -> Iterator[str]:
 
 
 def _groups(label: str, files: Mapping[str, str]) -> Iterator[FileGroup]:
-    """Yield one group for all files whose paths have the same first part. The notes of installers are left out, but a
-    folder with nothing else has a group too. `label`: the folder's name in the result."""
+    """Yield one group for all files whose paths have the same first part. The _NOTES in .dist-info folders are left
+    out, but a folder with nothing else has a group too. `label`: the folder's name in the result."""
     parts: dict[str, dict[str, str]] = defaultdict(dict)
     for path, sha in files.items():
         first, _, below = path.partition("/")

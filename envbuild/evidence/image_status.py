@@ -26,9 +26,9 @@ TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
 @dataclass(frozen=True)
 class StatusDocument:
     """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the state of
-    the tag `verified`: correct; missing; moved: by hand; unknown: set by another user or machine; outdated: it names a
-    different image; null: no engine can be used. Without an engine, `image` is one of which the state folder has a
-    build record."""
+    the tag `verified`: correct, missing, moved (by hand), unknown (set by another user or machine), or outdated (it
+    names a different image); null if no engine can be used. Without an engine, `image` is an image that has a build
+    record in the state folder."""
 
     profile: str
     state: ImageState
