@@ -80,8 +80,8 @@ def _changed_items(theirs: Mapping[str, _Value], ours: Mapping[str, _Value]) -> 
 
 
 def _changed(key: str, found: object, ours: object) -> bool:
-    """Whether the child changed or removed a value that the base sets. Only envbuild's own labels count, and a child
-    must not add such a label."""
+    """Whether the child changed or removed a value that the base sets. Of the labels, only envbuild's own count, also
+    if the child adds one."""
     if key == "Labels":
         return isinstance(found, dict) and any(name.startswith(LABEL) for name in found)
     if isinstance(ours, dict) and isinstance(found, dict):

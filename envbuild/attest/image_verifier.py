@@ -78,8 +78,8 @@ class Verdict:
 
     `base`: for a child image, the base image by digest; `child_sets`: the child's settings that differ from the base's.
 
-    `image`: the image that the reference names; `build`: the build statement that decided; `proved`: the image that
-    this statement is about, either the image itself or its base.
+    `image`: the image that the reference names; `build`: the build statement with the best result; `proved`: the
+    image that this statement is about, either the image itself or its base.
     """
 
     ref: str | None

@@ -118,7 +118,8 @@ def _repository(text: str) -> str:
 
 
 def _said(item: ErrorDetails) -> str:
-    """Return the message about an invalid or unknown key of the policy, with the key's description."""
+    """Return the message about a key of the policy: for an unknown key, with known keys; otherwise, with the key's
+    description."""
     name, known = str(item["loc"][0]), {field.alias or name: field for name, field in _File.model_fields.items()}
     if name not in known:
         hint = near(name, known) or f"known: {', '.join(known)}"

@@ -5,7 +5,7 @@ older ones read cosign's tag `sha256-<hex>.att`, whose manifest has one layer pe
 manifest that a referrer could name, so statements about it only have the older form, under a tag that the caller names.
 Statements of other signers are kept. Existing blobs are not written again, so an interrupted push can be repeated.
 
-A registry cannot replace a tag only if nobody else has replaced it meanwhile: of two lists that are written at the same
+A registry cannot detect that a tag was changed between a read and a write: of two lists that are written at the same
 time, one is lost. Therefore each signed statement about an environment also has a tag of its own, and so does each
 bundle in a registry that does not list referrers itself. Readers add what is missing in the list. The next push writes
 it into the list; it also adds to cosign's list what only the bundles have.
