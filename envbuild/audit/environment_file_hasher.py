@@ -211,9 +211,9 @@ class _Budget:
 
 
 class _Listing:
-    """The files below the folder `root`: relative path -> path. Folders named .git, bytecode in __pycache__ and links
-    to nothing are left out. Unchecked bytecode, which Python runs without comparing it with its source, raises
-    CheckFailed.
+    """The files below the folder `root`: relative path -> path; if `root` is a file, only that. Folders named .git,
+    bytecode in __pycache__ and broken links are left out. Unchecked bytecode, which Python runs without comparing it
+    with its source, raises CheckFailed.
 
     `skip`: folders directly below `root` to leave out. `libraries`: list only shared libraries, either directly in
     `root` or in its processor-specific subfolders that the dynamic loader prefers (glibc-hwcaps).

@@ -299,7 +299,7 @@ def _locked(name: str) -> tuple[LoadedProfile, Lock]:
 def _write(
     file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None
 ) -> ExportedFile:
-    """Write a file, and return the document about it. Print its name, unless `as_json`."""
+    """Write a file, and return the document about it. Print its name, unless `as_json` or it is stdout."""
     output_files.write(file, content)
     if not as_json and file != output_files.STDOUT:
         click.echo(display(file))

@@ -41,7 +41,8 @@ def disks(engine: str | None) -> Iterator[Disk]:
 
 
 def _cache_disk(folder: Path) -> Disk:
-    """Raises OSError if the folder is not a folder, or is missing and cannot be created."""
+    """Return the disk of a folder, which need not exist. Raises OSError if the path is not a folder, or if the folder
+    is missing and cannot be created."""
     for existing in (folder, *folder.parents):
         try:
             found = _disk("cache", existing)

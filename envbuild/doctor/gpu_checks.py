@@ -185,7 +185,7 @@ def check_compute_mode(cards: Sequence[GpuReading]) -> Check:
 
 
 def check_free_memory(cards: Sequence[GpuReading]) -> Check:
-    """Checks that at least FREE of every GPU's memory is free, and lists the processes that use the memory."""
+    """Checks that at least the share FREE of every GPU's memory is free, and lists the processes that use memory."""
     found: list[tuple[Status, str, str]] = []
     for card in cards:
         if card.memory_total and card.memory_free is not None and card.memory_free < FREE * card.memory_total:

@@ -39,7 +39,7 @@ def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
 
 
 def _lacks_engine(check: Check) -> bool:
-    """Whether the check warns that only the registry of a cluster can receive images: not this machine."""
+    """Whether the check warns that this machine cannot receive images, and only the registry of a cluster can."""
     return check.id in ("engine", "buildx") and check.status == "warn"
 
 

@@ -97,7 +97,7 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
 
 
 def _words(error: Exception) -> str:
-    """Describes an error of the package requests without its message, which may contain addresses with secrets."""
+    """Describes an error of the library requests without its message, which may contain addresses with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
         return "this machine does not trust its certificate"
     if isinstance(error, requests.exceptions.ProxyError):

@@ -195,8 +195,8 @@ def _answers(nodes: Sequence[Node]) -> Check:
 
 
 def _sound(answered: Mapping[str, Described]) -> Check:
-    """Checks that no check that matters for a job failed on any node. Images may be built elsewhere, so checks that
-    matter only for a build do not count."""
+    """Fails if a check that matters for a job failed on any node. Checks that matter only for a build do not count,
+    because images may be built elsewhere."""
     bad = [
         f"{name}: {check.id}: {check.detail}"
         for name, node in answered.items() for check in node.checks
