@@ -67,8 +67,8 @@ def listed_files(name: str) -> tuple[Listed, ...]:
 
 
 def listed_at(address: str, name: str) -> tuple[Listed, ...]:
-    """The files of a package on one page of links, or in one folder. Raises NetworkError if the page does not
-    answer."""
+    """The files of a package on one page of links, or in one folder. Raises NetworkError if the page cannot
+    be fetched."""
     return tuple(item for item in _links(address, name) if item.parsed and item.parsed[0] == name)
 
 

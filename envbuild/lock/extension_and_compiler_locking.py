@@ -68,7 +68,7 @@ def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, image_debs: t
 
 
 def _compiled_with(extension_toolchain: ExtensionToolchain, tools: Iterable[str]) -> list[Fault]:
-    """For each extension, a fault at its position that names the tools, for tools that are not available."""
+    """A fault for each extension, at its position. `tools`: those that compile it and are not available."""
     return [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in extension_toolchain.wanted]
 
 

@@ -90,7 +90,7 @@ class Hunt:
 
 @dataclass(frozen=True)
 class Try:
-    """The try of one version. `passed` is None if no image can be built with this version."""
+    """The result of trying one version. `passed` is None if no image can be built with this version."""
 
     version: str
     passed: bool | None

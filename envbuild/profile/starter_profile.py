@@ -68,9 +68,10 @@ def for_gpu(name: str) -> str:
 
 
 def _nearest(gpu: Gpu) -> Gpu | None:
-    """The most similar GPU that has a shipped profile whose code `gpu` can run: it has the same major compute
-    capability, and not a higher one. Prefers the highest capability. Among equals, prefers a GeForce for a GeForce, and
-    a GPU that is not a GeForce for any other GPU, because GeForce drivers have their own limits."""
+    """The most similar GPU that has a shipped profile whose code `gpu` can run: the major number of its compute
+    capability is the same, and the capability is not higher. Prefers the highest capability. Among equals, prefers a
+    GeForce for a GeForce, and a GPU that is not a GeForce for any other GPU, because GeForce drivers have their own
+    limits."""
     own = _capability(gpu)
     shipped = [one for one in database.gpus().values() if (package_data.PROFILES / f"{one.id}.yaml").is_file()]
     fits = [one for one in shipped if _capability(one).major == own.major and _capability(one) <= own]

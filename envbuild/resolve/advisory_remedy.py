@@ -16,10 +16,10 @@ from envbuild.facts.fact_field_types import VersionRange, is_version
 
 def written(change: Change, known: Situation, unpinned: Situation | None = None) -> dict[str, Any]:
     """The profile keys and values that make an advisory's change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out torch
-    and libraries whose versions fit already, torch if the driver runs no fitting release, and libraries for which no
-    version for this CUDA fits. `known`: the
-    current versions; the fitting version nearest to the current one is taken. `unpinned`: the situation without the
-    versions of --pin; a version in it is preferred if it fits and is newer."""
+    if its version fits already or if the driver runs no fitting release, and each library whose version fits already or
+    which has no fitting version for this CUDA. `known`: the current versions; the fitting version nearest to the
+    current one is taken. `unpinned`: the situation without the versions of --pin; a version in it is preferred if it
+    fits and is newer."""
     found: dict[str, Any] = {}
     driver = None if change.driver or "cuda-compat" in known.environment else known.driver
     torch = _torch(change.torch, known, unpinned.torch if unpinned else None, driver) if change.torch else None

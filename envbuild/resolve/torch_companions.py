@@ -16,7 +16,8 @@ def companion_series(name: str, torch: str) -> str:
 
 def missing_bound(name: str, torch: str) -> str:
     """The bound that a resolver needs to choose a release that belongs to a torch 2 release; empty if the metadata of
-    all releases of `name` lead to one. The releases of torchaudio that require no torch fit only newer ones."""
+    all releases of `name` lead to one. The releases of torchaudio that require no torch fit only newer
+    releases of torch."""
     series = companion_series(name, torch)
     return f"=={series}.*" if name == "torchaudio" and Version(series) < _FREE_TORCHAUDIO else ""
 
