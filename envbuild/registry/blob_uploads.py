@@ -2,11 +2,11 @@
 offset that the registry reports.
 
 A request is retried after a failed or broken connection, and after the statuses 408, 429 and 5xx (not 501). After four
-failures in a row, the last error is raised. Failures are not in a row if the registry got 1 MiB or more of the blob
+failures in a row, the last error is raised. Failures are in a row unless the registry got 1 MiB or more of the blob
 between them, beyond all that it had before. The pauses between them are 0.5, 2 and 8 seconds, or as long as the
 registry requests (Retry-After). The upload of a blob or a manifest ends with the error if the registry requests a pause
-of more than 60 seconds, or if its pauses would take more than 10 minutes in total. Each request is limited by
-http_deadlines, apart from this.
+of more than 60 seconds, or if its pauses would take more than 10 minutes in total. In addition, http_deadlines limits
+each request.
 
 Other statuses from 400 to 499 are final. Two of them concern only the state of an upload: after 416 the upload is
 resumed, and after 404 (the upload has expired) the blob is sent from its beginning, by the same rule for failures in a

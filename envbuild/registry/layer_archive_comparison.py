@@ -69,7 +69,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 class Pieces:
-    """Splits a tar into pieces, and calls `tell` with the digest of each piece: all bytes of an entry and its headers.
+    """Splits a tar into pieces, each an entry with its headers, and calls `tell` with the digest of each piece.
 
     From two tars with the same pieces and the same end, every reader gets the same entries. A comparison of tarfile's
     entries would not be enough: entries that are equal for tarfile may differ for another reader. `plain`: whether no
