@@ -72,8 +72,8 @@ class ChangedValue:
 
 @dataclass(frozen=True)
 class Pair:
-    """The layers of two images with the same number, counted from 1. `difference`: the first file that differs, and
-    how; None if only the order of the files differs."""
+    """The layers at the same position of two images. `layer`: the position, counted from 1. `difference`: the first
+    file that differs, and how; None if only the order of the files differs."""
 
     layer: int
     difference: str | None

@@ -13,8 +13,8 @@ from envbuild.util.json_output_types import Digest
 @dataclass(frozen=True)
 class ProbeRow:
     """The result of one probe. `step`: the step at which the probe failed; `checks`: the largest errors and their
-    tolerances; `output`: what the profile's own script printed; `output_truncated`: `output` is only the end of
-    that."""
+    tolerances; `output`: what the profile's own script printed; `output_truncated`: whether `output` is only
+    its end."""
 
     name: str
     level: str

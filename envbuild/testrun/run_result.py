@@ -62,7 +62,7 @@ class RawOutput:
 
 class ProbeResult(BaseModel):
     """The result of one probe. `seconds`: its duration; `at`: the step at which it failed; `output`: what the profile's
-    own script printed; `output_cut`: `output` is only the end of that. Fields with a default may be missing in a run
+    own script printed; `output_cut`: whether `output` is only its end. Fields with a default may be missing in a run
     record.
 
     `figures`: its groups of checks, each with the keys of `Figure` in the self-test; `traits`: other values that it
