@@ -135,7 +135,7 @@ class Context:
 
     @contextlib.contextmanager
     def with_default_flags(self) -> Iterator[None]:
-        """Use torch's default precision flags for matrix products. Results computed so are reported, but not judged."""
+        """Use torch's default precision flags for matrix products. Results in this context are only reported."""
         flags = torch.backends.cuda.matmul
         declared = {name: getattr(flags, name) for name in self.default_flags}
         try:

@@ -38,14 +38,14 @@ def distributions() -> list[dict[str, Any]]:
 
 
 def sites() -> list[str]:
-    """Return the folders in which imports search packages, without archives and the standard library's folders."""
+    """Return the folders that imports search for packages, without archives and the standard library's folders."""
     library = os.path.realpath(os.path.dirname(os.__file__))  # noqa: PTH120 - as text, like sys.path
     folders = dict.fromkeys(os.path.realpath(entry) for entry in sys.path if entry and Path(entry).is_dir())
     return [folder for folder in folders if folder != library and not folder.endswith("/lib-dynload")]
 
 
 def startup_folders() -> list[str]:
-    """Return all folders of sys.path, because Python searches sitecustomize also in the standard library's folders."""
+    """Return all folders of sys.path, because Python also searches the standard library's folders for sitecustomize."""
     return [entry for entry in sys.path if entry and Path(entry).is_dir()]
 
 

@@ -2,7 +2,7 @@
 library is unmodified.
 
 A library belongs to the distribution whose RECORD lists its path, and has the version of this distribution. It is
-unmodified if RECORD also has its sha256. A library that no RECORD lists is "unowned". This module needs only the
+unmodified if its sha256 is the one in RECORD. A library that no RECORD lists is "unowned". This module needs only the
 standard library, and loads none of the libraries.
 """
 

@@ -24,7 +24,7 @@ def hashes(count: int, seed: int) -> torch.Tensor:
 
 
 def bits(count: int, seed: int) -> torch.Tensor:
-    """Return the same hashes as int32. All inputs are derived from them."""
+    """Return the hashes of `hashes` as int32. All inputs are derived from them."""
     x = torch.arange(count, dtype=torch.int32).add_(_signed(seed * 0x9E3779B9))
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(0x7FEB352D))
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(0x846CA68B))

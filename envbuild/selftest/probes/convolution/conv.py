@@ -124,7 +124,7 @@ WIDE = (
     Convolution((1, 320, 64, 64), 320, (3, 3), padding=1),
     Convolution((1, 128, 5, 30, 52), 128, (3, 3, 3), padding=1),
 )
-# With a bias and all gradients, over several images.
+# Tested with a bias and all gradients, on several images.
 TRAINED = (
     Convolution((3, 64, 17, 15), 72, (3, 3), padding=1),
     Convolution((3, 24, 9, 11), 32, (3, 3), padding=1, last=True),

@@ -124,7 +124,7 @@ class Stove:
         self._chunks: list[torch.Tensor] = []
 
     def take_memory(self) -> int:
-        """Allocate memory until HELD of the initially free memory is in use; return the number of chunks."""
+        """Allocate memory until the share HELD of the initially free memory is in use; return the number of chunks."""
         count = CHUNKS_CPU
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -164,8 +164,8 @@ class Stove:
 
 
 def chunks_to_hold(before: int, free: int, side: int) -> int:
-    """Return the number of chunks to allocate from `free` bytes so that 1 - HELD of the initially free `before` bytes
-    stays free."""
+    """Return the number of chunks to allocate from `free` bytes so that the share 1 - HELD of the initially free
+    `before` bytes stays free."""
     return max(1, (free - int((1 - HELD) * before)) // (side**2 * WORD))
 
 

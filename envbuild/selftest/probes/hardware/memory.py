@@ -84,8 +84,8 @@ def memory(context: Context) -> None:
 
 
 def chunks_to_write(free: int) -> int:
-    """Return the number of chunks that fit HELD of `free` bytes and leave room for the temporary tensors of a
-    comparison."""
+    """Return the number of chunks, at least 1, that fit into the share HELD of `free` bytes together with the temporary
+    tensors of a comparison."""
     return max(1, (int(HELD * free) - TEMPORARIES * CHUNK) // CHUNK)
 
 

@@ -1,7 +1,7 @@
 """Resizing as a product with one matrix per dimension: the matrices in float64, and the tolerance of the product.
 
-The centre of output element i is at the input position scale (i + 1/2) - 1/2. If the centres of the first and last
-elements of input and output coincide ("aligned"), it is at scale i (aten/src/ATen/native/UpSample.h).
+The centre of output element i is at the input position scale * (i + 1/2) - 1/2. If the centres of the first and last
+elements of input and output coincide ("aligned"), it is at scale * i (aten/src/ATen/native/UpSample.h).
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def scale_of(n: int, out: int, is_aligned: bool) -> Fraction:
 
 
 def area_side(n: int, out: int) -> Side:
-    """Return averages of the elements from floor(i n / out) to ceil((i + 1) n / out), exclusive."""
+    """Return the weights of averages: output i is the mean of the elements from floor(i n / out) to ceil((i + 1) n /
+    out), exclusive."""
     number, place = torch.arange(out)[:, None], torch.arange(n)
     inside = ((place >= number * n // out) & (place < -(-(number + 1) * n // out))).to(torch.float64)
     return Side(inside / inside.sum(1, keepdim=True))

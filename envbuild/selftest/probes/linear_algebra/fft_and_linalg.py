@@ -271,7 +271,8 @@ def _triangular(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool) -
 
 
 def _triangular_again(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool, dtype: torch.dtype) -> Expected:
-    """Return the expected results. The tolerance is that of elimination, whose second half is a triangular solution."""
+    """Return the expected results. The tolerance is that of elimination, whose second half solves triangular
+    systems."""
     a = _triangle(below, b.shape[1], upper, unit, 1.0)
     left = _solve_again(a, b, dtype)["x"]
     return {"x": left, "x of columns": left, "x from the right": _solve_again(a.mT, b, dtype)["x"]}

@@ -97,8 +97,8 @@ def _transform_exactly(x: torch.Tensor, point: Point) -> Expected:
         re, im = re[:, : size // 2 + 1], im[:, : size // 2 + 1]
     value = re if from_half else torch.stack((re, im), -1)
     of_row = value.square().sum() if kind.endswith("2") else value.reshape(rows, -1).square().sum(1)
-    # Root mean square of the whole spectrum, of which `value` may be half: that half has at least half of the sum of
-    # squares.
+    # At least the root mean square of the whole spectrum. `value` may be only half of the spectrum: that half has at
+    # least half of the sum of squares.
     root = (2 * of_row / (count if kind.endswith("2") else size)).sqrt() + 2.0**-20
     limit = 2 * tolerances.fourier(max(2, count), point["dtype"]) * root
     limit = limit if kind.endswith("2") else limit.reshape(-1, *[1] * (value.dim() - 1))

@@ -156,7 +156,7 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
 
     return (
         Norm("layer_norm", layer, declared=declared),
-        # torch 2.4 and 2.5 compose rms_norm of single operations in the input's dtype. A weight of a wider dtype may
+        # torch 2.4 and 2.5 compute rms_norm with single operations in the input's dtype. A weight of a wider dtype may
         # promote the result.
         Norm(
             "rms_norm",

@@ -32,9 +32,9 @@ DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.flo
 SIZES = (1, 2, 3, 4, 5, 8, 17, 31, 33, 64, 65, 129, 200)
 LONG = (257, 513, 1025, 2049)
 MOST = 5000  # maximum number of elements of a block
-# LONGEST: the most elements of a row with which one changed element changes a gradient by more than its tolerance, and
-# with which float16 and bfloat16 have enough distinct numbers.
 ORDERED = ("extremes", "equals", "running extremes")  # groups whose input consists of ranks
+# The most elements of a row. In longer rows, one changed element may change every gradient by less than its tolerance,
+# and float16 and bfloat16 have too few distinct numbers.
 LONGEST = {torch.float64: 2049, torch.float32: 2049, torch.float16: 200, torch.bfloat16: 33}
 # The functions of each group, which have the same input.
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -140,9 +140,9 @@ def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point, options: d
 def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
     """Return the steps in float64 with their tolerances.
 
-    `amplified`: how much a relative error of a moment may grow in the update, because of a difference or of the squares
-    of earlier updates. `growth`: how much an error of a parameter may grow, because the decay times this error is added
-    to the gradient.
+    In the code, `amplified` is how much a relative error of a moment may grow in the update, because of a difference or
+    of the squares of earlier updates. `growth` is how much an error of a parameter may grow, because the decay times
+    this error is added to the gradient.
 
     Gradients are at least 1/4, and so is the root of the mean of their squares. Therefore an update changes by at most
     8 times the change of the gradient. RMSprop does not correct its root in the first steps, which makes the factor 50,

@@ -41,8 +41,8 @@ def tokens(number: int) -> torch.Tensor:
 
 
 def loss(weights: Parameters, batch: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each next token. Attention is written out in single operations, because fused kernels
-    may not be deterministic."""
+    """Return the mean cross-entropy of the next tokens. Attention is written out in single operations, because fused
+    kernels may not be deterministic."""
     x = F.embedding(batch[:, :-1], weights["embedding"]) + weights["position"]
     future = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=batch.device).triu(1)
     for layer in range(LAYERS):
