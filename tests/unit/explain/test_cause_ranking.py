@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
@@ -36,7 +35,7 @@ from unit.explain.corpus import FOLDER, PARTS, SEALED, UNSEEN, Case
 CASES = corpus.cases()
 MESSAGES = [
     (cause, message)
-    for cause, messages in yaml.safe_load((Path(__file__).parent / "messages.yaml").read_text("utf-8")).items()
+    for cause, messages in corpus.read_yaml(Path(__file__).parent / "messages.yaml").items()
     for message in messages
 ]
 H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from envbuild.explain import (
     cause_ranking,
@@ -20,15 +19,13 @@ from envbuild.explain import (
     message_normalization,
 )
 from envbuild.facts import log_signatures
-from unit.explain.corpus import piped
+from unit.explain.corpus import piped, read_yaml
 
 _FOLDER = Path(__file__).parent
 MESSAGES = [
-    (cause, message)
-    for cause, messages in yaml.safe_load((_FOLDER / "messages.yaml").read_text("utf-8")).items()
-    for message in messages
+    (cause, message) for cause, messages in read_yaml(_FOLDER / "messages.yaml").items() for message in messages
 ]
-INNOCENT = yaml.safe_load((_FOLDER / "innocent_messages.yaml").read_text("utf-8"))
+INNOCENT = read_yaml(_FOLDER / "innocent_messages.yaml")
 
 
 def explanation_of(text: str) -> cause_ranking.Explanation:
