@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -76,12 +76,18 @@ def first(team: Team, workplace: Path, run_id: str) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def second(first: Machine, workplace: Path) -> Machine:
-    """Another machine, which has proved an equal environment with its own key."""
+def other(first: Machine, workplace: Path) -> Machine:
+    """Another machine with an equal environment."""
+    return Machine.create(workplace / "second", first.name, first.team, first.key, first.place)
+
+
+@pytest.fixture(scope="module")
+def second(first: Machine, other: Machine, workplace: Path) -> Machine:
+    """The other machine, which has proved its environment with its own key."""
     key = workplace / "second-key"
     words = {"ENVBUILD_KEY_PASSPHRASE": first.team.passphrase}
     assert first.project.run("keygen", "-o", str(key), **words).code == 0
-    made = Machine.create(workplace / "second", first.name, first.team, key.with_suffix(".pub"), first.place)
+    made = replace(other, key=key.with_suffix(".pub"))
     made.record()
     return made
 
@@ -93,12 +99,11 @@ def pushed(first: Machine) -> Result:
     return done
 
 
-def test_an_equal_environment_elsewhere_is_verified(first: Machine, pushed: Result, workplace: Path) -> None:
-    """The other machine has no evidence, no image and no engine."""
+def test_an_equal_environment_elsewhere_is_verified(first: Machine, pushed: Result, other: Machine) -> None:
+    """The other machine has no evidence, no image and no engine. It must still be equal for the other tests."""
     document = pushed.document
     assert (document["state"], document["image"], document["statements"]) == ("complete", None, 1)
     assert document["tags"] == [f"{first.place}:{first.tag}", f"{first.place}:environment"]
-    other = Machine.create(workplace / "other", first.name, first.team, first.key, first.place)
     for tag in ("", f":{first.tag}", f"@{document['digest']}"):
         done = other.verify(first.key, "--profile", first.name, "--gpu", "cpu", tag=tag)
         assert (done.code, done.document["environment"]) == (0, document["environment"]), (
@@ -109,6 +114,7 @@ def test_an_equal_environment_elsewhere_is_verified(first: Machine, pushed: Resu
     file.unlink()  # it is linked to uv's cache
     file.write_text(f"{text}# changed\n", encoding="utf-8")
     changed = other.verify(first.key)
+    file.write_text(text, encoding="utf-8")
     assert changed.code == 5 and "files of the locked distributions changed" in changed.words, changed.stdout
 
 
