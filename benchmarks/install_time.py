@@ -35,7 +35,7 @@ OURS, COLD, ALONE, WHOLE, BOUND = (
     "`envbuild install`, first time after a change of the profile, the lock or envbuild",
     "`uv pip install`",
     "`uv venv` and `uv pip install`",
-    "the same, and a Python program that only imports click",
+    "`uv venv`, `uv pip install`, and a Python program that only imports click",
 )
 
 
@@ -95,7 +95,7 @@ def measured(profile: str, runs: int, folder: Path) -> tuple[dict[str, list[Cost
     own = [UV, "pip", "install", "--quiet", "--no-config", "--offline", "--no-index", "--no-deps",
            "--find-links", str(links), "--require-hashes", "-r", str(listed), "--python"]  # fmt: skip
     venv = [UV, "venv", "--quiet", "--no-project", "--no-config", "--offline", "--python", sys.executable]
-    times: dict[str, list[Cost]] = {ALONE: [], OURS: [], WHOLE: [], COLD: [], BOUND: []}
+    times: dict[str, list[Cost]] = {ALONE: [], OURS: [], WHOLE: [], BOUND: [], COLD: []}
     for number in range(runs):
         for command in list(times) if number % 2 else reversed(times):
             # always a new folder, and none is removed before the end: the removal would slow the next command down
