@@ -29,7 +29,8 @@ _HARMLESS = re.compile(
     r"|CUDA_(DEVICE_ORDER|VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)|NVIDIA_(DRIVER_CAPABILITIES|VISIBLE_DEVICES)"
     r"|(CUDNN|CUBLAS|CUBLASLT)_LOG\w+|(ONEDNN|DNNL|MKL)_VERBOSE|(MKL|OPENBLAS)_NUM_THREADS"
 )
-# A child may replace these settings: `docker run` can replace them too, and every image of envbuild has a default Cmd.
+# A child may replace these settings, as `docker run` can. A child that runs its own program has to replace Cmd, because
+# every image of envbuild has a default Cmd.
 _FREE = ("Cmd", "WorkingDir")
 _UNUSED = ("Image",)  # written by older builders, read by no engine
 _ROOT = re.compile(r"(0|root)(:(0|root))?")

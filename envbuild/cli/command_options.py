@@ -140,8 +140,8 @@ class CommandWithClusterOptions(click.Command):
 
 
 def on_options(function: F) -> F:
-    """Add the options that choose a runner. The parameters are `on` (a runner's name or None), `given`, `resume`,
-    `gpu`, `nodes` and `dry_run`."""
+    """Add the options that choose a runner. The command receives them as `on` (a runner's name or None), `given` (the
+    settings of --slurm and --kubernetes; only if there are any), `resume`, `gpu`, `nodes` and `dry_run`."""
     cluster_option = partial(click.option, cls=_ClusterOption)
     for option in (
         cluster_option(

@@ -36,9 +36,9 @@ _OPTIONAL_AHEAD = {"gtx", "quadro", "rtx"}  # optional only at the start of a na
 def candidates(name: str) -> tuple[Gpu, ...]:
     """Return the GPU models that a name may mean: none, one, or several if the name is ambiguous ("RTX 6000").
 
-    The whole name must match: "NVIDIA H2" is not an H20. Case, blanks, dashes, NVIDIA, GeForce, memory and form factor
-    are ignored; "Ti", "SUPER", "Laptop" and letters after the number are significant. A name that nvidia-smi cut off
-    ("GeForce RTX 208...") may mean every model whose name begins in this way. "A2 / A16" means both models.
+    The whole name must match: "NVIDIA H2" does not match H20. Case, blanks, dashes, NVIDIA, GeForce, memory and form
+    factor are ignored; "Ti", "SUPER", "Laptop" and letters after the number are significant. A name that nvidia-smi cut
+    off ("GeForce RTX 208...") may mean every model whose name begins in this way. "A2 / A16" means both models.
     """
     text = name[:_LONGEST].lower()
     inside = _PCI_NAME.search(text)

@@ -116,8 +116,8 @@ def _copy(local: Path, file: Path, name: str, progress: Callable[[int], None], l
 def _within(limit: int, size: int, name: str) -> None:
     if size > limit:
         raise HashMismatch(
-            f"{name} is not the requested file: it is longer than {limit} bytes",
-            hint="a mirror serves a different file under this name",
+            f"{name} is refused: the file is longer than {limit} bytes, the limit for it",
+            hint="a mirror may serve a different file under this name",
         )
 
 

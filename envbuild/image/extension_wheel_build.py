@@ -50,7 +50,7 @@ _RECIPE = 1
 _ABOUT = "built.json"
 _MOST_NAMED = 10
 _MOST_METADATA = 1 << 20  # bytes of a METADATA file; that of torch 2.13 has 38 kB
-# Memory per job, measured: the largest compiler of apex (cicc, part of nvcc) took 3.1 GB, four at once 6.8 GB.
+# Memory per job, measured: apex's largest compiler process (cicc, part of nvcc) took 3.1 GB, four jobs 6.8 GB in all.
 _JOB_BYTES = 3 << 30
 
 
@@ -145,7 +145,7 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
         wrong = extension_wheel_check.wheel_faults(
             wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python
         )
-        wrong = wrong or list(_lacking(wheel, lock))  # opens the wheel, so only after it passed the check
+        wrong = wrong or list(_lacking(wheel, lock))  # opens the wheel, so only if wheel_faults found none
         if wrong:
             raise BuildError(f"the wheel of {one.name} is not as requested", hint="\n".join([*wrong, *_why(one)]))
         about = {

@@ -124,8 +124,8 @@ class BaseImageFoldersLayer:
 
 @dataclass(frozen=True)
 class BaseImageNvccLinksLayer:
-    """The links that linkers look for, in `folder`, which has CUDA's libraries in a base image. `libraries`: the names
-    in `folder`; `lib64`: the path of a missing link to `folder`, or empty."""
+    """Adds the links that linkers look for to `folder`, the folder of CUDA's libraries in a base image. `libraries`:
+    the names in `folder`; `lib64`: the path of a missing link to `folder`, or empty."""
 
     folder: str
     libraries: tuple[str, ...]

@@ -73,7 +73,7 @@ def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) 
         "cpus-per-task": site.cpus_per_task,
         "mem": site.mem or memory,
         "time": site.time or str(math.ceil(job.limits.timeout / 60) + _AROUND),
-        "export": "HOME,LOGNAME,PATH,USER",  # not sent to the controller: other variables, which may contain secrets
+        "export": "HOME,LOGNAME,PATH,USER",  # others may contain secrets: do not send them to the controller
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,

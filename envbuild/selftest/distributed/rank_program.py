@@ -427,7 +427,7 @@ def _free(device: torch.device) -> float:
 
 
 def _layer(rank: int) -> torch.nn.Linear:
-    """Return a layer whose weights differ between ranks. DDP must replace them by the weights of rank 0."""
+    """Return a layer whose weights differ between ranks. DDP must replace these weights by those of rank 0."""
     layer = torch.nn.Linear(_COLUMNS, _ROWS)
     with torch.no_grad():
         layer.weight.copy_(hashed_inputs.ternary((_ROWS, _COLUMNS), seed=500 + rank))

@@ -34,7 +34,7 @@ this release. B200 and RTX 5090 keep torch 2.14.1, which they had before this ru
 """
 _UNWRITTEN = """No profile is shipped for these GPUs. `envbuild make GPU` writes a profile with the pins of the current
 line of the GPU in the second column. For older drivers, write `profiles/GPU-cu12.yaml` with `extends: NAME-cu12`, where
-NAME is that GPU."""
+NAME is the GPU in the second column."""
 _LIBRARIES = ("cublas", "cudnn", "nccl")
 
 

@@ -227,7 +227,8 @@ def long_signals_lose_the_halo_of_a_tile(call: Any, image: Any, weight: Any, *ar
     ],
 )
 def winograd_corner_of_odd_sizes_is_stale(call: Any, image: Any, weight: Any, *args: Any) -> Any:
-    """3 x 3 kernels on 16 or more channels compute tiles of 2 x 2: an odd by odd result's corner is its neighbour."""
+    """3 x 3 kernels on 16 or more channels compute tiles of 2 x 2. If the result's height and width are both odd, its
+    last element is not computed: it gets the value of the element on its left."""
     result = call(image, weight, *args)
     if result.dim() != 4 or weight.shape[2:] != (3, 3) or args[-1] != 1 or min(weight.shape[:2]) < 16:
         return result

@@ -173,7 +173,8 @@ def operands_at_unlike_offsets_end_one_too_early(call: Any, left: Any, right: An
     beyond="one random quotient in four million is wrong, of a division that tests see only now and then",
 )
 def quotients_of_some_digits_are_wrong(call: Any, left: Any, right: Any, **kwargs: Any) -> Any:
-    """Division is wrong in the ninth bit where both mantissas begin with certain 11 bits, as of a table with a hole."""
+    """Division is wrong in the ninth bit if the dividend's mantissa begins with one pattern of 11 bits, and the
+    divisor's with another, as if an entry of a lookup table were missing."""
     result = call(left, right, **kwargs)
     if not isinstance(right, torch.Tensor) or kwargs or result.dtype != torch.float32 or left.dtype != torch.float32:
         return result

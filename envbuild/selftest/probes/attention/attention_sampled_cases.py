@@ -390,7 +390,8 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
 
 def _preferred(call: Call) -> torch.Tensor:
     """Return the position near which each query looks for a key, (heads, queries). Every second query counts back from
-    the last key. All keys are thus covered, and half of the positions lie beyond the edge of a causal mask."""
+    the last key. The positions are thus spread from the first to the last key. If there are as many keys as queries,
+    about a quarter of the positions are those of keys that a causal mask hides from the query."""
     each = call.heads // call.groups
     row = torch.arange(call.queries) * each + torch.arange(call.heads)[:, None] % each
     forward = row * call.keys // call.rows

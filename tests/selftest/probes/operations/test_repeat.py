@@ -1,4 +1,4 @@
-"""repeat: faults that come late, rarely or in combination are found, and right operations pass."""
+"""The probe repeat finds faults that occur late, rarely or only in one mode, and passes correct operations."""
 
 import threading
 from collections.abc import Callable
