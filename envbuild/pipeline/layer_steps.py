@@ -91,7 +91,8 @@ def find_layer_digests(
 
 
 def _one_writer(context: StepContext) -> contextlib.AbstractContextManager[None]:
-    """Let only one process write layers at a time, so that layers that two images share are written once."""
+    """Let only one process write layers at a time, so that layers that two images share are written once. Layers that
+    are written while an engine receives them are shared in the same way by `load_layers`."""
     return process_locks.exclusive("_layers", "writes layers", context.progress.say)
 
 
@@ -127,22 +128,29 @@ def load_layers(context: StepContext, recipe: Recipe, image: ImageToLoad) -> Ste
     lacks are sent. Return the image as the engine has it, and with the digests of its layers."""
     engine, lock, named = context.engine, recipe.lock, repository(recipe.name)
     disk_space_needs.require_platform(engine, lock)
-    tag = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
+    tag = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name).rpartition(":")[2]
+    loaded = _in_engine(engine, image)
+    if loaded is None:
+        # Images that share layers are loaded one after the other: a shared layer is written and sent only once.
+        turn = f"_load-{canonical_digest(engine.identity)[:16]}"
+        with process_locks.exclusive(turn, "loads an image", context.progress.say), intact_files(lock):
+            image = layer_blobs.with_cached_layers(image)
+            loaded = _in_engine(engine, image)
+            if loaded is None:
+                known = engine_load.known_layers(engine, image)
+                sizes = sum(one.tar_size for one in image.layers if not one.written or one.written.diff_id not in known)
+                disk_space_needs.require_load_space(engine, sizes)
+                sent = engine_load.load_image(engine, image, named, tag, context.progress.line)
+                return StepResult(sent, note=f"{sizes / 1e6:.0f} MB unpacked")
+    engine.tag(loaded[0], named, tag)
+    return StepResult(loaded, cached=True, note=f"the engine has {loaded[1].id[:19]}")
+
+
+def _in_engine(engine: Engine, image: ImageToLoad) -> tuple[Image, OciImage] | None:
+    """Return the image as the engine has it, with the digests of its layers; None if the engine lacks it, or if not all
+    digests are known."""
     complete = image.complete
-    there = engine.find(_handle_in(engine, complete)) if complete else None
-    if complete and there and there.id == complete.id:
-        engine.tag(there, named, tag.rpartition(":")[2])
-        return StepResult((there, complete), cached=True, note=f"the engine has {complete.id[:19]}")
-    # Layers that two images share are sent once.
-    turn = f"_load-{canonical_digest(engine.identity)[:16]}"
-    with process_locks.exclusive(turn, "loads an image", context.progress.say), intact_files(lock):
-        known = engine_load.known_layers(engine, image)
-        sizes = sum(one.tar_size for one in image.layers if not one.written or one.written.diff_id not in known)
-        disk_space_needs.require_load_space(engine, sizes)
-        loaded = engine_load.load_image(engine, image, named, tag.rpartition(":")[2], context.progress.line)
-    return StepResult(loaded, note=f"{sizes / 1e6:.0f} MB unpacked")
-
-
-def _handle_in(engine: Engine, image: OciImage) -> str:
-    """Return the id that an image has in the API of an engine."""
-    return image.manifest.digest if engine.containerd_store else image.id
+    if complete is None:
+        return None
+    found = engine.find(complete.manifest.digest if engine.containerd_store else complete.id)
+    return (found, complete) if found and found.id == complete.id else None

@@ -98,4 +98,6 @@ def _send(
         archive = docker_archive(image, name, left_out, written.append)
     with contextlib.closing(archive):
         engine.load(archive)
+    if not written:
+        raise EngineError("the engine answered before the whole image was sent")
     return written[0]

@@ -6,6 +6,7 @@ import contextlib
 import queue
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from envbuild.image.layers import layer_cache
@@ -20,6 +21,7 @@ from envbuild.image.oci.image_description import (
     OciImage,
 )
 from envbuild.image.oci.parallel_layer_tasks import StopSignal, run_layer_tasks
+from envbuild.util import disk_space
 
 _BLOCK = 1 << 20
 _WAITING = 16  # the most blocks that wait between the writer and the reader of a layer
@@ -56,6 +58,15 @@ def find_tar_sizes(description: ImageDescription, on_layer: Callable[[str], None
         return LayerToSend(described, layer.diff_size, layer)
 
     return ImageToLoad(tuple(run_layer_tasks(find, description.layers)), description.with_layers)
+
+
+def with_cached_layers(image: ImageToLoad) -> ImageToLoad:
+    """Look again for layers that were not in the cache: another process may have written them since."""
+    layers = (
+        layer if layer.written else replace(layer, written=layer_cache.known_layer(layer.described.recipe))
+        for layer in image.layers
+    )
+    return replace(image, layers=tuple(layers))
 
 
 def write_blobs(description: ImageDescription, folder: Path, on_layer: Callable[[str], None]) -> OciImage:
@@ -99,8 +110,8 @@ def layer_blocks(
     recipe: LayerRecipe, *, plain: bool = False, stop: StopSignal | None = None
 ) -> Generator[bytes, None, WrittenLayer]:
     """Yield the blob of a layer while it is written, in blocks of about 1 MiB. Return the layer. `plain`: yield the
-    uncompressed tar instead. Raises Stopped at the next block once `stop` is set, and what the recipe's `write`
-    raises, at the latest after the last block."""
+    uncompressed tar instead. Raises Stopped at the next block once `stop` is set, DiskError or SystemFault if a file of
+    this machine cannot be read or written, and what the recipe's `write` raises, at the latest after the last block."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING)
     reader_stopped = StopSignal()
     block = bytearray()
@@ -121,6 +132,8 @@ def layer_blocks(
             if block:
                 send(bytes(block))
             return layer
+        except OSError as error:  # of a file here: the client that reads the blocks would report its own connection
+            raise disk_space.system_fault(error) from error
         finally:
             if not reader_stopped.is_set():
                 waiting.put(None)

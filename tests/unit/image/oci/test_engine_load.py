@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -21,7 +24,7 @@ from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.layers.wheel_reader import WheelMember, WheelReader, WheelRefused
 from envbuild.image.oci.engine_load import known_layers, load_image
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
-from envbuild.image.oci.layer_blobs import find_tar_sizes, learn_layers, write_layers_again
+from envbuild.image.oci.layer_blobs import find_tar_sizes, learn_layers, with_cached_layers, write_layers_again
 from envbuild.registry import oci_types
 from envbuild.util.errors import BuildError, DiskError, EngineError, HashMismatch
 from unit.image.layers.odd_wheels import STORED, Item, digest, odd_wheel
@@ -266,3 +269,33 @@ def test_after_a_refusal_a_layer_that_was_sent_once_is_sent_again(tmp_path: Path
     sent = send(engine, one)
     assert engine.names["envbuild/sample:1"] == sent.id
     assert [len(sent) for sent in engine.loads] == [1, 2, 3]
+
+
+def test_a_layer_that_another_build_has_sent_meanwhile_is_left_out(tmp_path: Path) -> None:
+    engine = LoadingEngine()
+    first = with_wheel(odd_wheel(tmp_path, WHEEL))
+    second = replace(first, layers=(*first.layers, DescribedLayer("more", "more", SampleRecipe("more", b"more"))))
+    both = [find_tar_sizes(one, lambda line: None) for one in (first, second)]
+    for number, to_load in enumerate(both):
+        now = with_cached_layers(to_load)
+        load_image(engine, now, "envbuild/sample", str(number), lambda line: None)  # type: ignore[arg-type]
+    assert engine.loads == [["1.tar", "2.tar", "3.tar"], ["4.tar"]]
+
+
+def test_a_full_disk_of_the_cache_is_not_reported_as_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client library would report an OSError of the archive as a broken connection to the engine."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "note"))
+    engine, one = LoadingEngine(), find_tar_sizes(with_wheel(odd_wheel(tmp_path, WHEEL)), lambda line: None)
+    monkeypatch.setattr(layer_cache, "_note", MagicMock(side_effect=full))
+    with pytest.raises(DiskError, match=re.escape(str(tmp_path))):
+        load_image(engine, one, "envbuild/sample", "1", lambda line: None)  # type: ignore[arg-type]
+    assert b"manifest.json" not in engine.received
+
+
+def test_an_engine_that_answers_before_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LoadingEngine()
+    monkeypatch.setattr(engine, "load", next)
+    with pytest.raises(EngineError, match="before the whole image was sent"):
+        send(engine, with_wheel(odd_wheel(tmp_path, WHEEL)))
