@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
-from envbuild.evidence.measured_environment import FileGroup, MeasuredEnvironment, MeasuredFile, MeasuredInterpreter
+from envbuild.evidence.environment_record import FileGroup, MeasuredEnvironment, MeasuredFile, MeasuredInterpreter
 from envbuild.fetch import wheel_file_lists_and_clashes
 from envbuild.image.layers import wheel_installed_files
 from envbuild.util.errors import CheckFailed, printable, some

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.environment_record import MeasuredEnvironment
 from envbuild.evidence.proof_rules import (
     CPU,
     EvidenceRequirements,

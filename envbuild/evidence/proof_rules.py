@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envbuild.evidence.measured_environment import MeasuredEnvironment, environment_differences
+from envbuild.evidence.environment_record import MeasuredEnvironment, environment_differences
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.probe_catalogue_reader import HARNESS, LEVELS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
-from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.environment_record import MeasuredEnvironment
 from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.lock.lock_file import Lock

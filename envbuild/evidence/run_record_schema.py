@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.environment_record import MeasuredEnvironment
 from envbuild.facts.probe_catalogue_reader import Level
 from envbuild.testrun.run_result import ProbeResult
 

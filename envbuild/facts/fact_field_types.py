@@ -194,7 +194,7 @@ def _any_pattern(value: Any, info: ValidationInfo) -> LazyPattern:
     """Parse one pattern, or a list of alternatives."""
     if not isinstance(value, list):
         return _pattern(value, info)
-    return LazyPattern("|".join(_pattern(item, info).pattern for item in value))
+    return _pattern("|".join(_pattern(item, info).pattern for item in value), info)
 
 
 Spec = Annotated[VersionRange, PlainValidator(_versions)]

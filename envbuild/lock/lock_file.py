@@ -34,7 +34,7 @@ SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
 # The layer of wheels needed only for compiling extensions, in a separate build stage.
 BUILDER = "builder"
 EVERYTHING = "*"
-"""Instead of a name in a set of names of packages: all packages and other parts of a lock."""
+"""In a set of package names: all packages, and all other parts of the lock."""
 PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensions")
 
 

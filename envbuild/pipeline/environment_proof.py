@@ -17,7 +17,7 @@ from envbuild.evidence import (
     profile_proofs_and_image_states,
     python_environment_status,
 )
-from envbuild.evidence.measured_environment import MeasuredEnvironment, environment_differences
+from envbuild.evidence.environment_record import MeasuredEnvironment, environment_differences
 from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download

@@ -31,7 +31,7 @@ from envbuild.evidence import (
     profile_proofs_and_image_states,
     python_environment_status,
 )
-from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.environment_record import MeasuredEnvironment
 from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, BinaryIO, NamedTuple
@@ -111,7 +111,8 @@ def parse(
     if content is _NOTHING:
         raise error(f"{name} is empty", hint="it must hold `key: value` lines")
     if not isinstance(content, dict):
-        raise error(f"{name} is not a mapping of keys to values", hint="it must hold `key: value` lines")
+        hint = "it must hold `key: value` lines"
+        raise error(f"{name} is not a mapping of keys to values", hint=hint, faults=found)
     document.data = content
     if found and faults is None:
         raise error(f"{name} is not a usable document", faults=found)
@@ -120,16 +121,29 @@ def parse(
     return document
 
 
+_STR, _INT, _FLOAT, _BOOL, _NULL, _DATE, _MAP, _SEQ = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")
+)
+
+
 class _Loader(yaml.CSafeLoader):
-    """Parses only decimal integers, as in YAML 1.2: 1:30:00 and 0012 are strings, not numbers of base 60 and 8."""
+    """Parses only decimal numbers, as in YAML 1.2: 1:30:00, 1:30.0 and 0012 are strings, not numbers of base 60 and
+    8."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
+        first: [known for known in every if known[0] not in (_INT, _FLOAT)]
         for first, every in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)\Z"), list("-+0123456789"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9][0-9]*)\Z"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
+    ),
+    list("-+.0123456789"),
+)
 
 _UNFIT = "wrong indentation: indent the lines of one mapping or list equally"
 _AT_BEGIN = ("found unexpected end of stream", "could not find expected ':'")
@@ -160,9 +174,15 @@ def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
     return Fault(words, name, begin if message in _AT_BEGIN else line)
 
 
-_SCALARS = yaml.constructor.SafeConstructor()
-_AS_WRITTEN = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"}  # a date stays a string, as written
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")}
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
+_SCALARS: Mapping[str, Callable[[yaml.ScalarNode], Any]] = {
+    _STR: lambda node: node.value,
+    _DATE: lambda node: node.value,  # a date stays a string, as written
+    _INT: lambda node: int(node.value),
+    _FLOAT: _CONSTRUCTOR.construct_yaml_float,
+    _BOOL: _CONSTRUCTOR.construct_yaml_bool,
+    _NULL: lambda node: None,
+}
 _NOTHING = object()
 
 
@@ -182,7 +202,7 @@ class _Composer:
             return _NOTHING
         self._next()  # the start of the document
         event = self._next()
-        nothing = isinstance(event, yaml.ScalarEvent) and not event.value and self._tag(event).endswith(":null")
+        nothing = isinstance(event, yaml.ScalarEvent) and not event.value and self._tag(event) == _NULL
         value = self._value(event, ())
         self._next()  # the end of the document
         if not self.loader.check_event(yaml.StreamEndEvent):
@@ -211,30 +231,31 @@ class _Composer:
         self.document.places.setdefault(path, Place(self.file, event.start_mark.line + 1))
 
     def _tag(self, event: Any) -> str:
-        tag: str | None = event.tag
-        if tag not in (None, "!"):
-            return tag
-        if isinstance(event, yaml.ScalarEvent):
+        """Return the tag of the value that begins with `event`: the one that is written, or that of its form."""
+        if isinstance(event, yaml.MappingStartEvent):
+            return event.tag or _MAP
+        if isinstance(event, yaml.SequenceStartEvent):
+            return event.tag or _SEQ
+        if event.tag in (None, "!"):
             return str(self.loader.resolve(yaml.ScalarNode, event.value, event.implicit))
-        return "tag:yaml.org,2002:map"  # or a list: both are read by the event's type
+        return str(event.tag)
 
     def _value(self, event: Any, path: Path) -> Any:
         self._record(event, path)
         tag = self._tag(event)
-        if tag not in _TAGS:
+        if tag == _MAP and isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if tag == _SEQ and isinstance(event, yaml.SequenceStartEvent):
+            return self._list(path)
+        written = event.tag not in (None, "!")  # of the tags for scalars, a text may have only !!str
+        if tag not in _SCALARS or not isinstance(event, yaml.ScalarEvent) or (written and tag != _STR):
             self.faults.append(self._fault(event, f"tag {tag} is not supported", path))
             self._skip(event, len(path))
             return None
-        if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(path)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._list(path)
-        if tag in _AS_WRITTEN:
-            return event.value
         try:
-            return _SCALARS.construct_object(yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
-        except (ValueError, KeyError, IndexError, yaml.YAMLError):
-            self.faults.append(self._fault(event, f"{event.value!r} is not a {tag.rpartition(':')[2]}"))
+            return _SCALARS[tag](yaml.ScalarNode(tag, event.value))
+        except ValueError:  # Python reads no integer of more than 4300 digits
+            self.faults.append(self._fault(event, "the number has too many digits", path))
             return None
 
     def _list(self, path: Path) -> list[Any]:
@@ -247,7 +268,7 @@ class _Composer:
     def _mapping(self, path: Path) -> dict[str, Any]:
         result: dict[str, Any] = {}
         depth = len(path) + 1
-        while not isinstance((event := self._next(depth)), yaml.MappingEndEvent):
+        while not isinstance(event := self._next(depth), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent) or self._tag(event) == "tag:yaml.org,2002:merge":
                 self.faults.append(self._fault(event, "a key must be a plain word", path))
                 self._skip(event, depth)
@@ -263,7 +284,7 @@ class _Composer:
         return result
 
     def _skip(self, event: Any, depth: int) -> None:
-        """Take the events of the rest of a value that begins with `event`."""
+        """Take the remaining events of the value that begins with `event`, which `depth` collections contain."""
         outside = depth
         while True:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

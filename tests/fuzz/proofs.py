@@ -18,7 +18,7 @@ from unit.testrun import fingerprints
 
 from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
 from envbuild.evidence import environment_measurement, evidence_statements_and_store, run_record_schema
-from envbuild.evidence.measured_environment import MeasuredEnvironment, environment_differences
+from envbuild.evidence.environment_record import MeasuredEnvironment, environment_differences
 from envbuild.evidence.proof_rules import EvidenceRequirements
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import FingerprintRow

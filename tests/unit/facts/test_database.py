@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from pydantic import TypeAdapter, ValidationError
 from selftest.named import RECORDED
 
 from envbuild.facts import (
@@ -20,7 +21,7 @@ from envbuild.facts import (
     probe_catalogue_reader,
 )
 from envbuild.facts.advisory_model import Advisory, Change, Match, Shows, Situation
-from envbuild.facts.fact_field_types import LazyPattern, VersionRange
+from envbuild.facts.fact_field_types import AnyPattern, LazyPattern, VersionRange
 from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import FactsError
 from unit.support import envbuild, write_profile
@@ -860,6 +861,12 @@ def test_a_malformed_site_file_names_the_line(change: tuple[str, str], line: int
     assert raised.value.code == 3
     faults = [str(fault) for fault in raised.value.faults]
     assert [text for text in faults if f"own.yaml:{line}: " in text and word in text], faults
+
+
+@pytest.mark.parametrize("patterns", [[], ["gemm", "(?i)conv"], ["(?P<x>a)", "(?P<x>b)"]])
+def test_alternatives_of_a_site_that_do_not_form_a_pattern_together_are_refused(patterns: list[str]) -> None:
+    with pytest.raises(ValidationError, match="regular expression"):
+        TypeAdapter(AnyPattern).validate_python(patterns, context=True)
 
 
 def test_faults_of_several_files_are_reported_together() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.util import yaml_and_project_paths
-from envbuild.util.errors import FactsError, ProfileError
+from envbuild.util.errors import FactsError, Fault, ProfileError
 from envbuild.util.yaml_and_project_paths import Document, Place
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -46,8 +46,15 @@ def refused(text: str) -> ProfileError:
         ("a: 1\n---\nb: 2\n", 2, "a second document"),
         ("a: 1\nb\n\n", 2, "`key: value`"),
         ("- a\nb: 1\n", 2, "`- `"),
-        ("a: !!int x\n", 1, "is not a int"),
-        ("a: !!int " + "9" * 5000, 1, "is not a int"),
+        ("a: !!int 5\n", 1, "int is not supported"),
+        ("a: !!map x\n", 1, "map is not supported"),
+        ("!custom {a: 1}\n", 1, "!custom is not supported"),
+        ("a: " + "9" * 5000, 1, "too many digits"),
+        ("a: !x [*y]\n", 1, "alias"),
+        ("? {a: *y}\n", 1, "alias"),
+        ("*y: 1\n", 1, "alias"),
+        ("*y\n", 1, "alias"),
+        ("a: !x " + "[" * 40 + "]" * 40, 1, "deeper than"),
         ("\t a: 1\n", 1, ""),
     ],
 )
@@ -57,9 +64,27 @@ def test_a_fault_names_file_and_line(text: str, line: int, words: str) -> None:
     assert words in str(error.faults[0])
 
 
-@pytest.mark.parametrize("text", ["a: !!bool maybe\n", "a: !!int ''\n", "a: !!float ''\n"])
-def test_a_value_that_does_not_fit_its_tag_is_a_fault(text: str) -> None:
-    assert refused(text).faults
+def test_a_text_may_have_the_tag_of_texts() -> None:
+    assert yaml_and_project_paths.parse("a: !!str 5\n", "p.yaml").data == {"a": "5"}
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "[{a: "])
+def test_as_many_levels_as_the_limit_are_read(opening: str) -> None:
+    levels = opening.count("[") + opening.count("{")
+    closing = "".join({"[": "]", "{": "}"}[sign] for sign in reversed(opening) if sign in "[{")
+    count = (yaml_and_project_paths.MAX_DEPTH - 1) // levels
+    text = "a:\n  " + "- " * (yaml_and_project_paths.MAX_DEPTH - 1 - count * levels)
+    assert yaml_and_project_paths.parse(f"{text}{opening * count}x{closing * count}", "p.yaml").data
+    assert "nested too deeply" in refused(f"{text}[{opening * count}x{closing * count}]").message
+
+
+def test_what_follows_a_value_that_is_left_out_keeps_its_line() -> None:
+    found: list[Fault] = []
+    text = "a: 1\na: {b: [1, 2]}\n? [c, {d: 1}]\n: [2]\ne: !x {f: [1]}\ng: 3\n"
+    document = yaml_and_project_paths.parse(text, "p.yaml", faults=found)
+    assert document.data == {"a": 1, "e": None, "g": 3}
+    assert document.place(("g",)).line == 6
+    assert [fault.line for fault in found] == [2, 3, 5]
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "plain\n", "42\n", "null\n", "[{a: 1}]\n"])
@@ -71,6 +96,11 @@ def test_a_value_that_is_not_a_mapping_is_refused(text: str) -> None:
 def test_an_empty_file_is_reported_as_empty(text: str) -> None:
     assert refused(text).message == "p.yaml is empty"
     assert yaml_and_project_paths.parse(text, "p.yaml", empty=True).data == {}
+
+
+def test_fractions_are_decimal() -> None:
+    found = yaml_and_project_paths.parse(f"a: 1.5\nb: -.5\nc: 1:30.5\nd: {'1:' * 300}1.0\n", "p.yaml").data
+    assert (found["a"], found["b"], found["c"], type(found["d"])) == (1.5, -0.5, "1:30.5", str)
 
 
 def test_whole_numbers_are_decimal() -> None:
