@@ -110,11 +110,10 @@ def _hashing(wheels: Iterable[WheelOfLayer]) -> Iterator[None]:
         running = [(pool.submit(sha256_file_store.file_digest, wheel.file), wheel) for wheel in wheels]
         try:
             yield
-        except BaseException:
+            for found, wheel in running:
+                _require_sha256(found.result(), wheel)
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
-        for found, wheel in running:
-            _require_sha256(found.result(), wheel)
 
 
 def _require_sha256(found: str, wheel: WheelOfLayer) -> None:

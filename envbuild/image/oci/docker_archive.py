@@ -24,17 +24,22 @@ def docker_archive(
     not include; `on_written`: gets the image when the digests of all layers are known.
 
     The configuration and manifest.json come last. Without them an engine loads nothing, so that a layer that failed its
-    check is never part of an image. Raises what the recipes raise, and BuildError if a layer is not the known one.
+    check is never part of an image. Raises what the recipes raise, and BuildError if the digest or size of a layer
+    differs from the expected one.
     """
-    names, written = [], []
+    names: list[str] = []
+    written: list[WrittenLayer] = []
+    sent: dict[str, str] = {}  # diff id -> name; a base image may have the same layer twice
     for number, layer in enumerate(image.layers, 1):
-        names.append(f"{number}.tar")
-        if layer.written and layer.written.diff_id in left_out:
+        name = sent.get(layer.written.diff_id) if layer.written else None
+        names.append(name or f"{number}.tar")
+        if layer.written and (name or layer.written.diff_id in left_out):
             written.append(layer.written)
             continue
         yield tar_header(names[-1], b"0", 0o644, layer.tar_size)
         written.append((yield from _tar_blocks(layer)))
         yield b"\0" * (-layer.tar_size % TAR_BLOCK)
+        sent[written[-1].diff_id] = names[-1]
     complete = image.with_layers(written)
     on_written(complete)
     config = f"{complete.id.removeprefix('sha256:')}.json"

@@ -21,7 +21,7 @@ _CONTAINERD_NAME = "io.containerd.image.name"
 def load_image(
     engine: Engine, image: ImageToLoad, repository: str, tag: str, on_line: Callable[[str], None]
 ) -> tuple[Image, OciImage]:
-    """Load an image under a tag. Return it as the engine has it, and with the digests of its layers. Only the layers
+    """Load an image under a tag. Return the engine's image, and the one with the digests of its layers. Only the layers
     that the engine seems to lack are sent; if the engine refuses the image then, all layers are sent.
 
     The image is loaded under a temporary tag first, so that an incomplete image of a failed load has only this tag.
@@ -83,8 +83,8 @@ def _send(
     engine: Engine, image: ImageToLoad, name: str, left_out: Collection[str], on_line: Callable[[str], None]
 ) -> OciImage:
     """Send an archive to the engine: uncompressed for graph drivers, whose own decompression is slow; for the
-    containerd store, which must have all layers written, with the blobs of the manifest, so that the image can be
-    pushed with its digest."""
+    containerd store, for which all layers must already be written, with the blobs of the manifest, so that the image
+    can be pushed with its digest."""
     sent = [layer for layer in image.layers if layer.written is None or layer.written.diff_id not in left_out]
     on_line(f"loading {len(sent)} of {len(image.layers)} layers, {sum(layer.tar_size for layer in sent) / 1e6:.0f} MB")
     written: list[OciImage] = []

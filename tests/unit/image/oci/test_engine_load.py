@@ -299,3 +299,10 @@ def test_an_engine_that_answers_before_the_end_is_reported(tmp_path: Path, monke
     monkeypatch.setattr(engine, "load", next)
     with pytest.raises(EngineError, match="before the whole image was sent"):
         send(engine, with_wheel(odd_wheel(tmp_path, WHEEL)))
+
+
+def test_a_layer_that_occurs_twice_is_sent_once() -> None:
+    engine = LoadingEngine()
+    load(engine, image(BASE, OWN, BASE))
+    assert engine.loads == [["1.tar", "2.tar", "1.tar"]]
+    assert engine.received.count(BASE.content) == 1
