@@ -197,14 +197,15 @@ def _version_changes(
 
     A fault that LD_LIBRARY_PATH causes is fixed by changing that variable. In an image, it is fixed by a different
     torch, because the variables of its containers are unknown."""
-    acted, decided = list[Advisory](), list[Advisory]()  # decided: those that have chosen a torch, each at most once
+    acted, decided = list(shown), list[Advisory]()  # decided: those that have chosen a torch, each at most once
     library_path = False
     torch = _gpu_torch(now, held)
     pins = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
     packages: dict[str, None] = {}
     variables: dict[str, str] = {}
     after = _with_torch(now, torch) if torch else replace(now, libraries={**now.libraries, **pins})
-    todo = [advisory for advisory in shown if torch is None or advisory.holds(after)]
+    # an advisory that only a log can show never holds in a situation
+    todo = [advisory for advisory in shown if torch is None or advisory.standing(after) != "contradicted"]
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):

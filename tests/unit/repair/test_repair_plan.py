@@ -893,6 +893,23 @@ def test_a_library_version_for_the_replaced_torch_is_not_installed(place: Place)
     assert plan.diagnosis.changes.torch == "2.10.0" and "nccl" not in pins
 
 
+def test_a_fault_in_the_log_without_a_known_feature_is_fixed_with_a_new_torch(place: Place) -> None:
+    """An environment does not show whether a program uses deterministic mode. Only the log shows it."""
+    with_torch(place, "2.13.0", "13.0")
+    plan = place.plan(
+        "NVIDIA H100 80GB HBM3, driver 550.54.15\ntorch 2.13.0+cu130\nRuntimeError: this operation is not "
+        "deterministic because it uses CuBLAS and you have CUDA >= 10.2\n"
+    )
+    assert plan.diagnosis.changes.torch == "2.10.0"
+    assert "cublas-determinism" in {advisory.id for advisory in plan.diagnosis.advisories}
+    assert ("export", "CUBLAS_WORKSPACE_CONFIG=:4096:8") in installs(plan)
+    plan = place.plan(
+        "NVIDIA H100 80GB HBM3, driver 550.54.15\nRuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when "
+        "calling `cublasCreate(handle)`\n"
+    )
+    assert any(problem.startswith("cublas-not-initialized: ") for problem, _ in plan.diagnosis.by_hand)
+
+
 def test_a_fault_without_a_fixed_version_for_this_cuda_is_left_to_the_user(tmp_path: Path) -> None:
     """cuBLAS 12.4.5.8 exists only for CUDA 12 and newer."""
     place = placed(tmp_path, good)
