@@ -268,11 +268,11 @@ def _version_changes(
 
 
 def _is_fixed(advisory: Advisory, changes: Changes, now: Situation, after: Situation) -> bool:
-    """Whether the changes fix an advisory: it applies only before them, or they include all that it requires. `now`,
+    """Whether the changes fix an advisory: it cannot apply after them, or they include all that it requires. `now`,
     `after`: the situation before and after the changes."""
     if advisory.by_library_path and changes.library_path:
         return True
-    if advisory.holds(now) and not advisory.holds(after):
+    if advisory.match and advisory.standing(after) == "contradicted":
         return True
     required, packages = advisory.change, {_name(text) for text in changes.packages}
     made = [

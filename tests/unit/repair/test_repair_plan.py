@@ -910,6 +910,19 @@ def test_a_fault_in_the_log_without_a_known_feature_is_fixed_with_a_new_torch(pl
     assert any(problem.startswith("cublas-not-initialized: ") for problem, _ in plan.diagnosis.by_hand)
 
 
+def test_a_new_torch_fixes_a_fault_that_it_rules_out(place: Place) -> None:
+    """The environment does not show whether the system has a cuDNN, but the new torch is not built for CUDA 13."""
+    with_torch(place, "2.13.0", "13.0")
+    for folder in place.site.glob("nvidia_cudnn*"):
+        shutil.rmtree(folder)
+    files = {f"nvidia/cudnn/lib/{SONAMES['cudnn']}": library("cudnn", "9.20.0.48")}
+    place.made.wheel("nvidia-cudnn-cu13", "9.20.0.48", files)
+    plan = place.plan("NVIDIA H100 80GB HBM3, driver 550.54.15\nCUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH\n")
+    assert plan.diagnosis.changes.torch == "2.10.0"
+    assert not any(problem.startswith("cudnn-sublibrary-mismatch") for problem, _ in plan.diagnosis.by_hand)
+    assert "cudnn-sublibrary-mismatch" in {advisory.id for advisory in plan.diagnosis.advisories}
+
+
 def test_a_fault_without_a_fixed_version_for_this_cuda_is_left_to_the_user(tmp_path: Path) -> None:
     """cuBLAS 12.4.5.8 exists only for CUDA 12 and newer."""
     place = placed(tmp_path, good)
