@@ -917,9 +917,11 @@ def test_a_new_torch_fixes_a_fault_that_it_rules_out(place: Place) -> None:
         shutil.rmtree(folder)
     files = {f"nvidia/cudnn/lib/{SONAMES['cudnn']}": library("cudnn", "9.20.0.48")}
     place.made.wheel("nvidia-cudnn-cu13", "9.20.0.48", files)
-    plan = place.plan("NVIDIA H100 80GB HBM3, driver 550.54.15\nCUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH\n")
-    assert plan.diagnosis.changes.torch == "2.10.0"
-    assert not any(problem.startswith("cudnn-sublibrary-mismatch") for problem, _ in plan.diagnosis.by_hand)
+    plan = place.plan(
+        "NVIDIA H100 80GB HBM3, driver 550.54.15\ntorch 2.13.0+cu130\nRuntimeError: cuDNN error: "
+        "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH\n"
+    )
+    assert plan.diagnosis.changes.torch == "2.10.0" and plan.diagnosis.by_hand == ()
     assert "cudnn-sublibrary-mismatch" in {advisory.id for advisory in plan.diagnosis.advisories}
 
 
