@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -193,9 +193,9 @@ def _bound_companions(merged: Document, notes: list[str]) -> None:
     if not isinstance(packages, list) or release is None:
         return
     parsed = [_parsed(str(text)) for text in packages]
-    exact = {one.name for one in parsed if one and any(own.operator in ("==", "===") for own in one.specifier)}
+    exact = {canonicalize_name(one.name) for one in parsed if one and any(map(_is_exact, one.specifier))}
     for index, requirement in enumerate(parsed):
-        if requirement is None or requirement.url or {requirement.name, canonicalize_name(requirement.name)} & exact:
+        if requirement is None or requirement.url or canonicalize_name(requirement.name) in exact:
             continue
         bound = torch_companions.missing_bound(canonicalize_name(requirement.name), release.version)
         if bound:
@@ -203,6 +203,10 @@ def _bound_companions(merged: Document, notes: list[str]) -> None:
             packages[index] = str(requirement)
             place = merged.place(("packages", index))
             notes.append(f"{place.file}:{place.line}: {requirement} is used, because it belongs to torch {torch}")
+
+
+def _is_exact(specifier: Specifier) -> bool:
+    return specifier.operator in ("==", "===") and not specifier.version.endswith(".*")
 
 
 def _fits_torch(requirement: Requirement, torch: str) -> bool:

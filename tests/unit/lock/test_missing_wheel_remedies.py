@@ -187,6 +187,11 @@ def test_torchaudio_in_a_profile_belongs_to_its_torch(project: Path, pins: dict[
     assert (note in loaded.notes) == ("torchaudio" not in pins)
 
 
+def test_a_series_of_torchaudio_is_not_an_exact_version(project: Path) -> None:
+    write_profile(project, {**SMALL, "torch": "2.7.1", "packages": ["Torchaudio==2.*"]})
+    assert profile_reader_and_overrides.load("sample", {}).profile.packages == ("Torchaudio==2.*,==2.7.*",)
+
+
 def test_an_exact_torchaudio_of_the_command_line_gets_no_bound(project: Path) -> None:
     write_profile(project, {**SMALL, "torch": "2.7.1"})
     (project / "requirements.txt").write_text("torchaudio\n", encoding="utf-8")
