@@ -209,8 +209,11 @@ def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[
 
 
 def _no_torch_for_driver(match: SignatureMatch, situation: Situation) -> Iterator[str]:
-    """Yields a remark if the log's driver runs no torch release that fixes the cause."""
+    """Yields a remark if the log's driver runs no torch release that fixes the cause. A fault that LD_LIBRARY_PATH
+    causes needs no other torch."""
     if situation.driver is None or match.change.torch is None or "torch" in match.write:
+        return
+    if match.advisory and match.advisory.by_library_path:
         return
     release = advisory_remedy.written(match.change, replace(situation, driver=None))
     if "torch" in release:
