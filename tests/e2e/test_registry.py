@@ -46,7 +46,7 @@ def push_tar(tar: Path, login: Path, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def base_image(registry: Registry, quick: Proved, run_id: str) -> str:
-    """Our own bookworm base image, in the registry only."""
+    """Our own bookworm base image, in the registry only. Its digest is the same in each run on one day."""
     found = lock_file.read(quick.project.lock(quick.name))
     assert found
     return push_tar(debian_base_tar.tar_file(found), registry.login, f"{registry.host}/e2e-{run_id}:base")
@@ -54,7 +54,8 @@ def base_image(registry: Registry, quick: Proved, run_id: str) -> str:
 
 @pytest.fixture(scope="module")
 def private(registry: Registry, workplace: Path) -> Project:
-    project = Project.create(workplace / "from-registry").with_required_alone()
+    folder = workplace / "from-registry"
+    project = Project.create(folder).with_required_alone().with_cache(folder)
     return project.with_env(PATH=path_without(workplace / "no-mmdebstrap", "mmdebstrap"))
 
 
