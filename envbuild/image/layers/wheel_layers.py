@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from envbuild.fetch import sha256_file_store
@@ -13,6 +14,7 @@ from envbuild.image.layers import layer_cache, layer_writer
 from envbuild.image.layers.layer_writer import (
     WRITER_VERSION,
     LayerEntry,
+    LayerFile,
     WrittenLayer,
     write_layer,
 )
@@ -54,41 +56,43 @@ class WheelLayer:
         )
 
     def tar_size(self) -> int:
-        """Return the size in bytes of the tar that `write` writes. Reads little of the wheels, and does not verify
-        them. Raises what `write` raises, except HashMismatch."""
-        with self._entries() as entries:
-            return layer_writer.tar_size(entries)
+        """Return the size in bytes of the tar that `write` writes if there are no pins. Reads little of the wheels, and
+        does not verify them. Raises what `write` raises, except HashMismatch."""
+        with files_of_wheels(self.wheels, self.python) as files:
+            return layer_writer.tar_size(files.values())
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer as layer_writer.write_layer does. If the digests of the layer are cached, only the bytes that
         `packed` or `plain` uses are computed, and their digest shows whether a wheel was damaged since then. Otherwise
-        the wheels are hashed while the layer is written. With pins they are not: only METADATA and RECORD of each wheel
-        are read and checked.
+        the wheels whose files the layer has are hashed while it is written.
 
         Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError
         if a file of one wheel is a folder of another, BuildError if the digest of the layer is not the cached one.
         """
         known = layer_cache.known_layer(self)
         try:
-            if known or self.pins:
-                return self._write(packed, plain, known)
-            with _hashing(self.wheels):
-                return self._write(packed, plain, None)
+            if self.pins:
+                changed = self._changed_metadata()
+                with contextlib.nullcontext() if known else _hashing(changed):
+                    return write_layer(chain.from_iterable(changed.values()), packed, plain, known)
+            with (
+                files_of_wheels(self.wheels, self.python) as files,
+                contextlib.nullcontext() if known else _hashing(self.wheels),
+            ):
+                return write_layer(files.values(), packed, plain, known)
         except (BuildError, LockError):
             for wheel in self.wheels:  # a damaged wheel may be the reason
                 _require_sha256(sha256_file_store.file_digest(wheel.file), wheel)
             raise
 
-    def _write(
-        self, packed: Callable[[bytes], object], plain: Callable[[bytes], object], known: WrittenLayer | None
-    ) -> WrittenLayer:
-        with self._entries() as entries:
-            return write_layer(entries, packed, plain, known)
-
-    @contextlib.contextmanager
-    def _entries(self) -> Iterator[Iterable[LayerEntry]]:
-        with files_of_wheels(self.wheels, self.python) as files:
-            yield overriding_files(files.values(), dict(self.pins)) if self.pins else files.values()
+    def _changed_metadata(self) -> dict[WheelOfLayer, list[LayerFile]]:
+        """Return the changed METADATA and RECORD of each wheel whose requirements the pins change."""
+        found = {}
+        for wheel in self.wheels:
+            with open_wheel(wheel.file) as reader:
+                if changed := list(overriding_files(installed_files(reader, self.python), dict(self.pins))):
+                    found[wheel] = changed
+        return found
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from envbuild.fetch import sha256_file_store
-from envbuild.image.layers.layer_cache import stream_layer
+from envbuild.image.layers.layer_cache import known_layer, stream_layer
 from envbuild.image.layers.layer_writer import LayerEntry
 from envbuild.image.layers.metadata_overrides import overriding_files
 from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.layers.wheel_reader import WheelRefused, open_wheel
 from envbuild.util import package_data, user_folders
+from envbuild.util.errors import HashMismatch
 from unit.image.layers.odd_wheels import digest, odd_wheel
 from unit.image.layers.uv_oracle import PYTHON, UvOracle
 from unit.support import sha
@@ -93,16 +94,24 @@ def test_the_layer_has_these_files_alone(wheels: list[Path]) -> None:
     shutil.rmtree(wheels[0].parent, ignore_errors=True)
 
 
-def test_whole_wheels_are_not_hashed_but_what_is_read_is_checked(
+def test_only_wheels_whose_metadata_changes_are_hashed_and_what_is_read_is_checked(
     wheels: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pinned() -> WheelLayer:
-        return WheelLayer("3.11", tuple(WheelOfLayer(w, sha(w.name)) for w in wheels), tuple(PINS.items()))
+    changed, *others = wheels
 
+    def pinned() -> WheelLayer:
+        listed = (WheelOfLayer(changed, sha256), *(WheelOfLayer(other, sha(other.name)) for other in others))
+        return WheelLayer("3.11", listed, tuple(PINS.items()))
+
+    sha256 = sha256_file_store.file_digest(changed)
     assert len(stream_layer(pinned()).files) == 2
     shutil.rmtree(user_folders.cache_folder("layers"))
+    odd_wheel(changed.parent, {"more": b"1"}, metadata=METADATA)  # another valid wheel
+    with pytest.raises(HashMismatch):
+        stream_layer(pinned())
+    assert known_layer(pinned()) is None
     metadata = "odd-1.0.dist-info/METADATA"
-    odd_wheel(wheels[0].parent, {}, metadata=METADATA, unlisted=[metadata], more_rows=[f"{metadata},{digest(b'x')},1"])
-    monkeypatch.setattr(sha256_file_store, "file_digest", lambda file: sha(file.name))
+    odd_wheel(changed.parent, {}, metadata=METADATA, unlisted=[metadata], more_rows=[f"{metadata},{digest(b'x')},1"])
+    monkeypatch.setattr(sha256_file_store, "file_digest", lambda file: sha256 if file == changed else sha(file.name))
     with pytest.raises(WheelRefused, match=r"METADATA': sha256 .*, in RECORD"):
         stream_layer(pinned())
