@@ -867,6 +867,14 @@ def test_damaged_libraries_of_a_replaced_torch_keep_the_versions_of_the_new_one(
     ]
 
 
+def with_library(place: Place, name: str, version: str) -> None:
+    """Replace a library for CUDA 13 by another version."""
+    for folder in place.site.glob(f"nvidia_{name}*"):
+        shutil.rmtree(folder)
+    files = {f"nvidia/{name}/lib/{SONAMES[name]}": library(name, version)}
+    place.made.wheel(f"nvidia-{name}-cu13", version, files)
+
+
 def test_a_new_torch_would_replace_an_installed_library_that_fits(place: Place) -> None:
     """torch 2.3.1 requires cuBLAS 12.1.3.1, so the installed 12.4.5.8 must be installed again after it."""
     with_torch(place, "2.3.1+cpu", None)
@@ -879,10 +887,7 @@ def test_a_new_torch_would_replace_an_installed_library_that_fits(place: Place) 
 def test_a_library_version_for_the_replaced_torch_is_not_installed(place: Place) -> None:
     """NCCL 2.29.7 fixes the installed NCCL. The torch for this driver brings 2.27.5, which does not have the fault."""
     with_torch(place, "2.13.0", "13.0")
-    for folder in place.site.glob("nvidia_nccl*"):
-        shutil.rmtree(folder)
-    files = {f"nvidia/nccl/lib/{SONAMES['nccl']}": library("nccl", "2.29.2")}
-    place.made.wheel("nvidia-nccl-cu13", "2.29.2", files)
+    with_library(place, "nccl", "2.29.2")
     hang = "NVIDIA H100 80GB HBM3\nworld_size=2\nNCCL version 2.29.2+cuda13.0: all_reduce hangs at step 1\n"
     plan = place.plan(hang)
     assert "nvidia-nccl-cu13==2.29.7" in installs(plan)[-1]
@@ -913,10 +918,7 @@ def test_a_fault_in_the_log_without_a_known_feature_is_fixed_with_a_new_torch(pl
 def test_a_new_torch_fixes_a_fault_that_it_rules_out(place: Place) -> None:
     """The environment does not show whether the system has a cuDNN, but the new torch is not built for CUDA 13."""
     with_torch(place, "2.13.0", "13.0")
-    for folder in place.site.glob("nvidia_cudnn*"):
-        shutil.rmtree(folder)
-    files = {f"nvidia/cudnn/lib/{SONAMES['cudnn']}": library("cudnn", "9.20.0.48")}
-    place.made.wheel("nvidia-cudnn-cu13", "9.20.0.48", files)
+    with_library(place, "cudnn", "9.20.0.48")
     plan = place.plan(
         "NVIDIA H100 80GB HBM3, driver 550.54.15\ntorch 2.13.0+cu130\nRuntimeError: cuDNN error: "
         "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH\n"
