@@ -142,7 +142,7 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
         words = (word for name in again for word in ("--reinstall-package", name)) if with_uv else ()
         yield run(*install, *words, f"torch=={changes.torch}", *changes.companions)
     if changes.rebuilt:
-        options = ("--no-deps", force, *required_changes.index_options(held))
+        options = ("--no-deps", force, *required_changes.index_options(held.installed.get("torch", "")))
         yield run(*install, *options, *changes.rebuilt)
     pins = {pin.distribution: pin.version for pin in changes.pins}
     if missing := [pin.requirement for pin in changes.pins if not pin.installed]:

@@ -4,6 +4,7 @@ files, and pyproject.toml. Changes nothing."""
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
 from envbuild.profile import requirements_reader
-from envbuild.repair.required_changes import Changes
+from envbuild.repair.required_changes import Changes, index_options
 from envbuild.util import yaml_and_project_paths
 
 _LARGEST = 1 << 20  # bytes: larger files are not read
@@ -75,10 +76,20 @@ def _content(file: Path) -> str:
 def _line(file: Path, number: int, requirement: Requirement, version: str, hashed: bool) -> str:
     wanted = Requirement(f"{requirement.name}=={version}")
     wanted.extras, wanted.marker = requirement.extras, requirement.marker
+    from_torch = canonicalize_name(requirement.name) in database.torch_index().packages
+    download = shlex.join(
+        (
+            "pip",
+            "download",
+            "--no-deps",
+            *(index_options(version) if from_torch else ()),
+            f"{requirement.name}=={version}",
+        )
+    )
     hashes = (
         " with the hashes of that version in place of the present ones: `uv pip compile --generate-hashes` or "
         "`pip-compile --generate-hashes` writes the whole file again; for this line alone, "
-        f"`pip download --no-deps {requirement.name}=={version}`, then `pip hash` with the downloaded file"
+        f"`{download}`, then `pip hash` with the downloaded file"
     )
     return f"{file}:{number} still requires {requirement}: write {wanted}{hashes if hashed else ''}"
 

@@ -131,7 +131,7 @@ def repair_lines(
     """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the plan;
     `outdated`: lines in files of the project that the commands do not change."""
     yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
-    yield from _judged(plan.diagnosis, torch)
+    yield from _judged(plan.diagnosis, torch, "--python")
     if plan.diagnosis.healthy:
         return
     yield from _loaded(plan.libraries)
@@ -182,7 +182,7 @@ def image_repair_lines(
     """The lines of a plan for an image. `commands`: what builds the fixed image; `prove`: commands that check it."""
     origin = f"built from the lock of profile {plan.profile}" if plan.profile else "of no known profile"
     yield f"Image: {plan.image} ({origin})"
-    yield from _judged(plan.diagnosis, torch)
+    yield from _judged(plan.diagnosis, torch, "--image")
     if plan.diagnosis.healthy:
         return
     yield from _loaded(plan.libraries)
@@ -203,24 +203,24 @@ def image_repair_lines(
         yield from (f"  {command}" for command in prove)
 
 
-def _judged(diagnosis: Diagnosis, torch: str | None) -> Iterator[str]:
-    """The lines on what was judged, and what was found."""
+def _judged(diagnosis: Diagnosis, torch: str | None, option: str) -> Iterator[str]:
+    """The lines on what was judged, and what was found. `option`: names a different environment or image."""
     gpus = ", ".join(gpu.id for gpu in diagnosis.gpus) or "GPU unknown"
     yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
-    yield from _found(diagnosis)
+    yield from _found(diagnosis, option)
     if diagnosis.healthy:
         yield "Nothing to fix."
 
 
-def _found(diagnosis: Diagnosis) -> Iterator[str]:
+def _found(diagnosis: Diagnosis, option: str) -> Iterator[str]:
     for advisory in diagnosis.advisories:
         yield f"Found: {advisory.id} ({advisory.severity}): {advisory.title}"
         yield f"  sources: {', '.join(advisory.cite[:2])}"
     for ident, text in diagnosis.problems:
         yield f"Found: {ident}: {text}"
     for advisory in diagnosis.absent:
-        text = "versions, packages or GPU of this environment do not match"
-        elsewhere = "if the job ran in a different environment, name that one with --python"
+        text = "the versions, packages or GPU here do not match"
+        elsewhere = f"if the job ran elsewhere, say where with {option}"
         yield f"Ruled out here: {advisory.id}, which the log shows; {text}: {elsewhere}"
     for note in diagnosis.notes:
         yield f"Note: {note}"

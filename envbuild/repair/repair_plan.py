@@ -333,7 +333,7 @@ class _Steps:
             self.warnings.append(
                 f"the project's lock may contain the old build: {again} bring it back; run the command again after them"
             )
-        options = ("--no-deps", self._reinstall, *required_changes.index_options(self.held))
+        options = ("--no-deps", self._reinstall, *required_changes.index_options(self.held.installed.get("torch", "")))
         yield Command(" and ".join(_builds(requirements)), (*self.manager.pip("install"), *options, *requirements))
 
     @property

@@ -200,7 +200,8 @@ def _version_changes(
     acted, decided = list(shown), list[Advisory]()  # decided: those that have chosen a torch, each at most once
     library_path = False
     torch = _gpu_torch(now, held)
-    pins = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
+    first = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
+    pins = dict(first)
     packages: dict[str, None] = {}
     variables: dict[str, str] = {}
     after = _with_torch(now, torch) if torch else replace(now, libraries={**now.libraries, **pins})
@@ -209,8 +210,7 @@ def _version_changes(
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):
-        matching = database.matching(after)
-        refused = [item for item in matching if item.severity == "refuse" and item.id not in wanted.accepted]
+        refused = _refused(after, wanted)
         todo += [item for item in refused if item not in todo]
         if not todo:
             break
@@ -243,7 +243,7 @@ def _version_changes(
             todo = []
     if _is_installed(torch, now, held) and not instead:
         # one advisory excludes a newer torch, and another one the older releases
-        torch, after = None, now
+        torch, after, pins = None, now, first | pins
         acted = [advisory for advisory in acted if advisory in shown or advisory.holds(now)]
     cuda = after.cuda or now.cuda or ""
     replaced = torch is not None
@@ -263,8 +263,15 @@ def _version_changes(
     )  # fmt: skip
     after = _with_torch(now, torch) if torch else now
     after = replace(after, libraries={**after.libraries, **{pin.library: pin.version for pin in found}})
+    acted += [advisory for advisory in _refused(after, wanted) if advisory not in acted]
     fixed = [advisory for advisory in acted if _is_fixed(advisory, changes, now, after)]
     return fixed, [advisory for advisory in acted if advisory not in fixed], changes
+
+
+def _refused(situation: Situation, wanted: Expected) -> list[Advisory]:
+    """The advisories of severity `refuse` that apply to a situation and that the profile does not accept."""
+    matching = database.matching(situation)
+    return [advisory for advisory in matching if advisory.severity == "refuse" and advisory.id not in wanted.accepted]
 
 
 def _is_fixed(advisory: Advisory, changes: Changes, now: Situation, after: Situation) -> bool:
@@ -328,9 +335,9 @@ def _rebuilt_companions(held: Holdings) -> Iterator[str]:
             yield f"{name}=={release}{f'+{label}' if label else ''}"
 
 
-def index_options(held: Holdings) -> tuple[str, ...]:
-    """The options of pip and uv for the package index of the installed torch's build; empty for a build of PyPI."""
-    label = held.installed.get("torch", "").partition("+")[2]
+def index_options(torch: str) -> tuple[str, ...]:
+    """The options of pip and uv for the package index of this build of torch; empty for a build of PyPI."""
+    label = torch.partition("+")[2]
     return ("--index-url", database.torch_index().address.format(build=label)) if label else ()
 
 
@@ -633,6 +640,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
     kept = [pin.distribution for pin in changes.pins if pin.installed]
     torch = found.read.situation.torch if found else None
     present = held.installed.get("torch")
+    place, option = ("this image", "--image") if audited.wanted.image else ("this environment", "--python")
     if not audited.wanted.gpus:
         yield (
             "no GPU was found on this machine or in a log, so faults of GPU models were not checked: repeat the "
@@ -640,8 +648,8 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
         )
     if torch and present and torch.partition("+")[0] != present.partition("+")[0]:
         yield (
-            f"the log shows torch {torch}, but this environment has {present}: no action is needed unless the job ran "
-            "in a different environment; then name that one with --python"
+            f"the log shows torch {torch}, but {place} has {present}: no action is needed unless the job ran "
+            f"in a different one; then name that one with {option}"
         )
     if found and found.unknown:
         yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"

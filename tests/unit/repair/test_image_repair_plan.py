@@ -275,6 +275,7 @@ def test_the_command_prints_a_dockerfile(fix: Callable[..., CommandResult]) -> N
     assert document["dockerfile"][0] == f"FROM {IMAGE}" and document["commands"][0]["argv"][:2] == ["docker", "build"]
     ruled_out = fix(IMAGE, "--gpu", "a100")
     assert ruled_out.stdout.splitlines()[-1] == "Nothing to fix."
+    assert "do not match: if the job ran elsewhere, say where with --image" in ruled_out.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from envbuild.facts import database
 from envbuild.repair import project_requirement_check
 from envbuild.repair.required_changes import Changes
 
@@ -47,6 +48,16 @@ def test_lines_with_hashes(tmp_path: Path) -> None:
         "requirements.txt:8 still requires torchvision==0.20.1: write torchvision==0.23.0 with"
     )
     assert apex == "requirements.txt:10 still requires apex==0.1: remove the line and its hashes"
+
+
+def test_a_build_of_pytorchs_index_is_downloaded_from_there(tmp_path: Path) -> None:
+    """numpy is not on that index."""
+    (tmp_path / "requirements.txt").write_text("torch==2.5.1 --hash=sha256:00\nnumpy==1.0 --hash=sha256:00\n")
+    after = {"torch": "2.7.1+cu126", "numpy": "2.0"}
+    torch, numpy = project_requirement_check.outdated_requirements(tmp_path, {"torch": "2.5.1", "numpy": "1.0"}, after)
+    address = database.torch_index().address.format(build="cu126")
+    assert f"`pip download --no-deps --index-url {address} torch==2.7.1+cu126`" in torch
+    assert "`pip download --no-deps numpy==2.0`" in numpy
 
 
 def test_a_removed_package_and_a_line_for_another_system(tmp_path: Path) -> None:

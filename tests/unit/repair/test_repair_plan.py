@@ -529,6 +529,18 @@ def test_the_installed_torch_is_not_a_plan(place: Place, monkeypatch: pytest.Mon
     assert diagnosis.changes.torch is None and diagnosis.changes.empty
     assert diagnosis.advisories == ()
     assert [problem.partition(":")[0] for problem, _ in diagnosis.by_hand] == ["cublaslt-shadow-runpath"]
+    cublas = held.installed["nvidia-cublas-cu12"]
+    monkeypatch.setattr(required_changes, "_unkept", lambda *arguments: [("cublas", cublas)])
+    diagnosis = required_changes.diagnose(environment_audit.assess("it", held, wanted), found)
+    assert [(pin.library, pin.installed) for pin in diagnosis.changes.pins] == [("cublas", True)], "kept"
+
+
+def test_a_fault_of_the_last_chosen_torch_is_left_to_the_user(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(place, "2.3.1+cpu", None)
+    monkeypatch.setattr(required_changes, "_MOST_ROUNDS", 0)
+    plan = place.plan("NVIDIA H20, driver 550.54.15\nCUDA available: False\n")
+    assert plan.diagnosis.changes.torch == "2.3.1" and plan.diagnosis.advisories == ()
+    assert [problem.partition(":")[0] for problem, _ in plan.diagnosis.by_hand] == ["cublas-hopper-fpe"]
 
 
 NAN_LOG = "torch 2.3.1+cu121, NVIDIA A100-SXM4-80GB\nthe unet of onediff in fp16 returns nan\n"
