@@ -149,10 +149,8 @@ def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] =
 
 
 def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
-    """Yield the probes that may run while the first probe of `waiting` runs.
-
-    They end before the first probe that must not run at the same time as others.
-    """
+    """Yield the probes that may run while the first probe of `waiting` runs: those that follow it, up to the first one
+    that must not run at the same time as others. None may run if the first probe itself is such a probe."""
     for before, probe in zip(waiting, waiting[1:]):
         if not (before.may_accompany and probe.may_accompany):
             return

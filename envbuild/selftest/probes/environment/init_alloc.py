@@ -159,8 +159,8 @@ def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[s
 
 
 def _memory_or_library(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
-    """Return (failure, reason). Memory is the cause if a single process succeeds without holding memory, otherwise the
-    library."""
+    """Return (failure, reason). Memory is the cause if one process alone succeeds, with the memory free. Otherwise the
+    library or the GPU is the cause."""
     first = failed[0]
     what = f"{len(failed)} of {count} processes failed at {first.reported.get('at')}: {first.failure}"
     alone = forked_work.run_forked(_product(context.job.device, 1), SECONDS)

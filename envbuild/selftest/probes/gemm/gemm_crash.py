@@ -113,7 +113,7 @@ def _multiply(context: Context, gemm: Gemm) -> None:
     of {-1, 0, 1}. The check costs m n operations.
 
     All numbers are integers that each dtype represents exactly, so the device itself can compare. Only if it finds a
-    difference, the host compares element by element in float64. Doing this for all 375 products took most of the
+    difference does the host compare element by element in float64: for all 375 products, that would take most of the
     probe's time.
     """
     device, dtype = context.device, gemm.dtype

@@ -144,7 +144,8 @@ class Stove:
             torch.cuda.synchronize(self.device)
 
     def wrong(self, precision: Precision, chunks: Sequence[int]) -> tuple[int, str]:
-        """Count the words of these chunks that differ from the first product, and describe the first difference."""
+        """Count the 64-bit words of these chunks that differ from the first product, and describe the first
+        difference."""
         expected = self.first[precision].view(-1).view(torch.int64)
         counts = [torch.count_nonzero(self._parts(chunk, expected) != expected) for chunk in chunks]
         total = int(torch.stack(counts).sum())

@@ -319,9 +319,11 @@ def widening(small: torch.dtype) -> Case:
 
 
 def narrowing(small: torch.dtype) -> Case:
-    """Build a case that casts float32 numbers to a smaller dtype: each of its numbers, numbers halfway to the next one,
-    and just below and above halfway. The nearest number is right, and of two equally near ones the even one. Numbers
-    beyond the largest become infinite."""
+    """Build a case that casts float32 numbers to the smaller dtype `small`.
+
+    The inputs are the finite numbers of `small`, the midpoint between each two neighbours, and the float32 numbers just
+    below and just above each midpoint. The right result is the nearest number of `small`, and for a midpoint the
+    neighbour with an even last digit. For 16-bit dtypes, there are also inputs that round to infinity."""
     numbers = decode(finite_patterns(small), small)
     numbers = numbers[~torch.signbit(numbers)]
     halfway = (numbers[1:] + numbers[:-1]) / 2

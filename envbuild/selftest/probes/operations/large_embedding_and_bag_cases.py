@@ -51,8 +51,9 @@ def large_embedding(point: Point, seed: int) -> Case:
 def _large(
     index: torch.Tensor, used: torch.Tensor, grad: torch.Tensor, rows: int, places: torch.Tensor, point: Point
 ) -> Results:
-    """Return the looked-up rows and the gradient of the table. `used`: the rows of the table that are looked up.
-    `places`: their positions in the table."""
+    """Return the result of the lookup, the gradients of the rows of the table that are looked up, and the sum of the
+    absolute gradients of all other rows. `rows`: the number of rows of the table. `used`: the rows that are looked up;
+    `places`: their row numbers."""
     places = places.to(used.device)
     table = used.new_full((rows, used.shape[1]), 77.0).index_copy_(0, places, used)
     leaf = table.requires_grad_()

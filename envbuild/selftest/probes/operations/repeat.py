@@ -76,7 +76,8 @@ def repeat(context: Context) -> None:
 
 
 class Calls:
-    """Makes calls and compares their results. `faults`: the kind and description of each fault."""
+    """Calls the operations repeatedly. Compares the first result with the exact one, and each later result with the
+    first, bit by bit. `faults`: the kind and description of each fault."""
 
     def __init__(self, device: torch.device, operations: Sequence[Repeated], others: Calls | None = None) -> None:
         """`others`: a Calls object whose exact results are already known, and are used here too."""

@@ -250,7 +250,8 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> Exact:
 
 
 def _product_rounded(a: torch.Tensor, b: torch.Tensor) -> Exact:
-    """Return the exact product. bfloat16 represents integers up to 256, which sums of 300 random signs do not reach."""
+    """Return the exact product. It needs no rounding: bfloat16 represents integers up to 256, and sums of 300 random
+    signs stay below that."""
     return without_rounding(product(a, b))
 
 

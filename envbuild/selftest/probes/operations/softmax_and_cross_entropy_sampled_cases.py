@@ -169,7 +169,8 @@ def _softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layo
 def _softmax_exactly(
     x: torch.Tensor, grad: torch.Tensor, exactly: Callable[..., dict[str, Exact]], rounding: Rounding, over: str
 ) -> Expected:
-    """Return the expected results of each row. Over the middle dimension, there are three variants of the rows."""
+    """Return the expected results of both calls of `_softmax`, which are the same. For a softmax over the middle
+    dimension, they contain the three variants of the rows that `_three_times` stacks."""
     found = exactly(x, grad, rounding)
     if over == "middle":
         found = {name: Exact(_three_times(part.value), _three_times(part.bound)) for name, part in found.items()}
