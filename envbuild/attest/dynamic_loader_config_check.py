@@ -40,8 +40,8 @@ def is_system_library(path: PurePosixPath) -> bool:
 def of_loader(path: str, content: bytes | None, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
     """Yield the changes that a configuration file of the dynamic loader makes; nothing for any other file.
 
-    `content`: None for a link, and for a file too large to read. `names`: libraries that must come from a default or a
-    locked folder, like system libraries. `locked`: the folders of locked archives.
+    `content`: None for a link, and for a file too large to read. `names`: libraries that, as
+    system libraries, must come from a default or a locked folder. `locked`: the folders of locked archives.
     """
     if path == "etc/ld.so.preload":
         yield "libraries are preloaded"

@@ -254,7 +254,8 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
 @output_option("stdout")
 @json_option
 def schema_command(document: str | None, file: Path | None, as_json: bool) -> None:
-    """Write the JSON Schema of profiles, with which editors complete and check them, or of a command's document.
+    """Write the JSON Schema of profiles, or of a command's JSON document. With the schema, an editor completes and
+    checks profiles.
 
     Example: envbuild export schema -o profiles/profile.schema.json
     Example: envbuild export schema --document make

@@ -260,7 +260,7 @@ def _script(
 
 
 def _repeating(seed: int) -> str:
-    """Return this command line with a fixed seed."""
+    """Return the command that repeats this run: this command line, with `seed` in place of `random`."""
     line = shlex.join(["envbuild", *sys.argv[1:]])
     return re.sub(rf"--seed[ =]{_RANDOM}\b", f"--seed {seed}", line)
 

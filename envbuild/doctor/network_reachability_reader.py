@@ -54,8 +54,8 @@ def _index(address: str) -> Answer:
 
 
 def mirrors(engine: EngineReading, end: float) -> tuple[Answer, ...]:
-    """Requests the mirrors of the default registry in the engine's configuration. `end`: the value of time.monotonic()
-    at which to stop."""
+    """Requests each mirror that the engine's configuration names for the default registry. `end`: the value of
+    time.monotonic() at which to stop."""
     return _each(_registry, list(engine.mirrors), end)
 
 

@@ -313,9 +313,8 @@ class _Index:
 
 
 class _NonAsciiLines:
-    """The shapes of the lines that are not ASCII. Most texts contain a character that occurs in no line, and are
-    excluded by this without a search in all lines: even random bytes give only few of the characters of each
-    language."""
+    """The shapes of the lines that are not ASCII. Most texts contain a character that occurs in no line. This rules
+    them out without a search in all lines: even random bytes contain only a few of each language's characters."""
 
     def __init__(self, lines: bytes, characters: Set[str]) -> None:
         """`characters`: the characters of the lines, in lower case."""

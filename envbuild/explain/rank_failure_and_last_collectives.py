@@ -50,10 +50,11 @@ class Late:
 class Works:
     """The progress of the ranks of a process group. `last`: the last work of each rank in the log, in the order of
     ranks. `timed_out`: the collective in which each rank timed out; empty if `last` is not. `behind`: the ranks that
-    the other ranks wait for, because they enqueued fewer collectives, or enqueued the same number and completed fewer,
-    or timed out in an earlier collective; empty if all ranks made equal progress. `silent`: ranks of the job for which
-    the log has no line about their work; known only for the group of all ranks. `diverged`: if ranks of one group
-    waited in different kinds of collectives, the lowest rank that waited in each kind."""
+    the other ranks wait for, because they enqueued the fewest collectives, or, if all enqueued the same number,
+    completed the fewest. If `last` is empty: the ranks that timed out in the earliest collective, or none if the ranks
+    diverged. Also empty if all ranks made equal progress. `silent`: ranks of the job for which the log has no line
+    about their work; known only for the group of all ranks. `diverged`: if ranks of one group waited in different kinds
+    of collectives, the lowest rank that waited in each kind."""
 
     last: tuple[Work, ...] = ()
     timed_out: tuple[Late, ...] = ()
@@ -78,8 +79,8 @@ _WORLD = ("", "0")
 
 def works(log: Log, count: int | None) -> Works:
     """Reads the last work of each rank in one process group: the group with the most ranks in the log. If no line
-    reports a last work, `timed_out` and `behind` come from the lines about timeouts. `diverged` always comes from
-    these. `count`: the number of ranks, None if unknown."""
+    reports a last work, `timed_out` and `behind` come from the lines about timeouts. `diverged` always comes from the
+    lines about timeouts. `count`: the number of ranks, None if unknown."""
     groups: dict[str, dict[int, Work]] = {}
     for line in log.lines:  # all lines: find() samples lines that differ only in their numbers
         place = line.text.find(_LAST)

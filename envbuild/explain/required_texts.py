@@ -102,8 +102,9 @@ def computed_texts(pattern: SearchPattern) -> tuple[bytes, ...]:
 
 
 def _needed(parsed: Any) -> tuple[str, ...]:
-    """Returns texts of which every match contains at least one. Each item of the parsed pattern may require some texts.
-    Of these items, the one whose shortest text is longest is chosen, because its texts rule out most lines."""
+    """Returns texts such that every match of the pattern contains at least one of them. Each item of the parsed pattern
+    may require some texts. The texts are those of one item: the item whose shortest text is the longest, because its
+    texts rule out the most lines."""
     best: tuple[str, ...] = ()
     run = ""
     for operation, argument in [*parsed, ("END", None)]:

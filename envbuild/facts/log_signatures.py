@@ -142,9 +142,9 @@ class Concept(FactRow):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProseStatement(FactRow):
     """What a person states about a failure. `sentence`: concepts that one sentence must state, within `near` characters
-    of the first one. `sentence_without`: concepts that this sentence must not state. `report`, `report_without`:
-    concepts that the log must state in any sentence, or must not state. `unless`: other statements, which explain the
-    same words better. `symptom`: what the statement shows."""
+    of the first one. `sentence_without`: concepts that this sentence must not state. `report`: concepts that the log
+    must state somewhere, in this or another sentence. `report_without`: concepts that the log must not state anywhere.
+    `unless`: other statements, which explain the same words better. `symptom`: what the statement shows."""
 
     statement: Name
     sentence: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -231,8 +231,8 @@ class Hearsay(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Around(FactRow):
-    """Patterns of the text before or after the name of a GPU or a version. They show that the GPU or version is not
-    that of the failed run, unless `not_before` or `not_after` matches."""
+    """Patterns of the text `before` or `after` the name of a GPU or a version, which show that it is not that of the
+    failed run. `not_before`, `not_after`: exceptions to `before` and to `after`."""
 
     before: Patterns = ()
     after: Patterns = ()
@@ -348,8 +348,8 @@ def negations() -> Patterns:
 
 @cache
 def prose_hearsay() -> tuple[Patterns, Patterns, Patterns]:
-    """The patterns of text before words, of text after words, and of whole sentences, that do not say what happened in
-    this run."""
+    """Patterns which show that words are not about what happened in this run. The three groups match the text before
+    the words, the text after them, and the whole sentence."""
     rows = fact_file_reader.rows("statements", "hearsay", ProseHearsay)
     return (
         tuple(one for row in rows for one in row.before),

@@ -187,7 +187,7 @@ def apptainer_definition(lock: Lock, profile: Profile, name: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A word for the shell without `{{`: Apptainer 1.2 and newer replaces `{{ NAME }}` by a build argument.
+    """A word for the shell without `{{`: Apptainer 1.2 and newer replace `{{ NAME }}` with a build argument.
 
     shlex.quote puts braces between single quotes; the quotes are closed and opened again between two braces.
     """

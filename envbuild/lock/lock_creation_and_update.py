@@ -196,7 +196,8 @@ def _base_image(
 
 
 def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ...]:
-    """The packages for `apt:` that the base lacks; those in `kept` keep their version if the mirror still has it."""
+    """The packages for `apt:` that the base lacks. Those in `kept` keep their versions if apt can still install all of
+    these versions; otherwise every package gets the mirror's version."""
     assert plan.suite is not None
     if not plan.apt:
         return ()

@@ -171,8 +171,8 @@ def environment_statements(measured: MeasuredEnvironment, loaded: LoadedProfile,
 def _test_results(
     tested: str, loaded: LoadedProfile, lock: Lock, subject: Subject | None = None
 ) -> Iterator[evidence_statements_and_store.Statement]:
-    """The stored runs of the self-test of an image or environment. `subject`: what the statements name as tested; by
-    default, what the record names."""
+    """A statement about each stored run of the self-test of an image or environment, with this profile and lock.
+    `subject`: what the statements name as tested; by default, what the record names."""
     for path, record in evidence_statements_and_store.stored(tested):
         if (record.profile, record.lock) == (loaded.name, lock.id):
             own = Subject(evidence_statements_and_store.subject_name(record), record.subject)
@@ -242,7 +242,8 @@ def _write_file(place: engine_image_to_oci_layout.Folder, file: Path, files: Map
 def _write_image(
     context: StepContext, place: engine_image_to_oci_layout.Folder, proved: _ProvedImage
 ) -> StepResult[Manifest]:
-    """Write the image's layers into the layout."""
+    """Write the image's layers and configuration into the layout. The result is its manifest. Raises BuildError if
+    the image is not the proved one."""
     wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
     description = layer_steps.describe_image(context, proved.plan, proved.lock, wheels).value
     with layer_steps.intact_files(proved.lock):

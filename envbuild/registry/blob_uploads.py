@@ -1,16 +1,15 @@
 """Uploads blobs and manifests to a registry. Failures that may pass are retried, and a large blob is resumed at the
 offset that the registry reports.
 
-A request is retried after a failed or broken connection, and after the statuses 408, 429 and 5xx (not 501). After four
-failures in a row, the last error is raised. Failures are in a row unless the registry got 1 MiB or more of the blob
-between them, beyond all that it had before. The pauses between them are 0.5, 2 and 8 seconds, or as long as the
-registry requests (Retry-After). The upload of a blob or a manifest ends with the error if the registry requests a pause
-of more than 60 seconds, or if its pauses would take more than 10 minutes in total. In addition, http_deadlines limits
-each request.
+A request is retried after a failed or broken connection, and after the statuses 408, 429 and 5xx (not 501). The fourth
+failure ends the upload of a blob or a manifest with its error. Progress resets the count: whenever the registry has at
+least 1 MiB more of the blob than at the last reset (or at the start), failures are counted from 0 again. The pauses
+after the first three failures are 0.5, 2 and 8 seconds, or longer if the registry requests it (Retry-After). The upload
+also ends with the error if the registry requests a pause of more than 60 seconds, or if the pauses would take more than
+10 minutes in total. In addition, http_deadlines limits each request.
 
-Other statuses from 400 to 499 are final. Two of them concern only the state of an upload: after 416 the upload is
-resumed, and after 404 (the upload has expired) the blob is sent from its beginning, by the same rule for failures in a
-row.
+Other statuses from 400 to 499 are final. Two of them concern only the state of an upload, and count as failures that
+may pass: after 416 the upload is resumed, and after 404 (the upload has expired) the blob is sent from its beginning.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from envbuild.util.errors import NetworkError
 
 _LOG = logging.getLogger(__name__)
 _PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
-_BLOCK = 1 << 20  # bytes; failures with fewer bytes between them are in a row
-PAUSES: tuple[float, ...] = (0.5, 2, 8)  # seconds, before each retry of a row
+_BLOCK = 1 << 20  # bytes; so much progress resets the count of failures
+PAUSES: tuple[float, ...] = (0.5, 2, 8)  # seconds, after each failure that is retried
 LONGEST_PAUSE = 60  # seconds
 _ALL_PAUSES = 600  # seconds, for one blob or manifest
 _NO_PARTS = (400, 404, 405, 411, 413, 415, 501)

@@ -158,8 +158,8 @@ def _unowned(prefix: Path, sites: Iterable[str], owned: Mapping[str, Iterable[Pa
 
 
 def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
-    """Link a file into the backup, or copy it; None if the file does not exist, or if it cannot be linked and
-    `may_copy` is false."""
+    """Link a file into the backup, or copy it. Return None if `path` is neither a regular file nor a symbolic link, or
+    if it cannot be linked and `may_copy` is false."""
     try:
         about = path.lstat()
     except OSError:

@@ -149,10 +149,11 @@ def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequ
 def diagnose(
     audited: Audit, found: Explanation | None, *, files_only: bool = False, metadata_counts: bool = True
 ) -> Diagnosis:
-    """Decide what to change. `found`: the explanation of a log from this environment. `files_only`: the fix may make a
-    program load different library files, also in place of bundled ones, but not install a different torch for that.
-    `metadata_counts`: whether the environment's manager reads what installed packages require from their METADATA, so
-    that it may bring a required version back."""
+    """Decide what to change. `found`: the explanation of a log from this environment. `files_only`: replace a faulty
+    library by making the program load a different file, even if torch bundles the library; otherwise a bundled library
+    is replaced by installing a different torch. `metadata_counts`: whether the environment's manager reads the
+    requirements of installed packages from their METADATA, and may therefore reinstall the version that they
+    require."""
     held, wanted = audited.held, audited.wanted
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []

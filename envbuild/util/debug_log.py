@@ -1,7 +1,7 @@
 """The debug log of -v, -vv and ENVBUILD_LOG: started processes, HTTP requests, written files, and steps.
 
-Modules log to `logging.getLogger(__name__)`: an action and how it ended with level INFO, the variables and the output
-of a started process with level DEBUG. Secrets are masked in every line.
+Modules log to `logging.getLogger(__name__)`. Level INFO: each action, and how it ended. Level DEBUG: the variables and
+the output of a started process. Secrets are masked in every line.
 """
 
 from __future__ import annotations

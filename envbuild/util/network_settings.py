@@ -16,9 +16,9 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 @dataclass(frozen=True)
 class Network:
-    """The settings section `network`. `deadline`: seconds; `rate`: bytes per second; `token_services`: for each
-    registry, a host of a different domain that may receive the registry's credentials. Registry and host are HOST or
-    HOST:PORT."""
+    """The settings section `network`. `deadline` (seconds) and `rate` (bytes per second): the limits that
+    http_deadlines explains. `token_services`: for each registry, a host of a different domain that may receive the
+    registry's credentials. Registry and host are HOST or HOST:PORT."""
 
     deadline: int = 120
     rate: int = 10_000

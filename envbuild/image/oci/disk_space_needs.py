@@ -53,7 +53,7 @@ def _base_image_unpacked(lock: Lock) -> float:
 
 
 def _layer_unpacked(image: BaseImage, layer: BaseLayerRef) -> float:
-    """The size of a base image's layer: known after the layer was read once, otherwise estimated."""
+    """The unpacked size of a base image's layer: known after the layer was read once, otherwise estimated."""
     if known := layer_cache.known_layer(image.recipe(layer)):
         return known.diff_size
     return layer.size * (1 if layer.media_type == oci_types.LAYER_TAR else _BLOB_UNPACKED)

@@ -25,8 +25,9 @@ from envbuild.util.errors import BuildError, NetworkError
 
 
 def write_image(context: StepContext, recipe: Recipe, *, no_cache: bool) -> tuple[OciImage, Sequence[CompiledRecord]]:
-    """Find the image that a recipe gives, without an engine, and the records of its compiled extensions. Layers that
-    are not in the cache are written, or all with `no_cache`. Raises BuildError if an extension is not compiled."""
+    """Write the layers of a recipe's image without an engine. Return the image, and the records of its compiled
+    extensions. Layers in the cache are not written again, unless `no_cache` is set. Raises BuildError if an extension
+    is not compiled."""
     lock = recipe.lock
     wheels = layer_steps.compiled_wheels(recipe.loaded, lock)
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space

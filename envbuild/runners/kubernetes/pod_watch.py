@@ -105,7 +105,7 @@ class Attempt:
         raise _gone("the cluster started a second pod in its place: run the command again")
 
     def _deleted(self, pod: Pod) -> EnvbuildError:
-        """The error of a pod that was marked for deletion long ago, but which its node has not stopped."""
+        """The error for a pod that still exists GRACE seconds after it was marked for deletion."""
         found = (self._nodes() or {}).get(pod.node)
         if found and not found.ready:
             return RunnerError(
