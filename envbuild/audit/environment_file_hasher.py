@@ -129,7 +129,7 @@ def _refuse_unmeasured(variables: Mapping[str, str]) -> None:
     cannot be hashed, or that depend on the current folder."""
     for name in ("LD_AUDIT", "PYTHONPYCACHEPREFIX"):
         if variables.get(name):
-            raise CheckFailed(f"{name} is set: files used because of it cannot be measured", hint=f"unset {name}")
+            raise CheckFailed(f"{name} is set: the files that it adds cannot be measured", hint=f"unset {name}")
     for name, separators in (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
         entries = re.split(separators, variables[name]) if variables.get(name) else []
         usable = [entry for entry in entries if entry.startswith("/") and ("$" not in entry or name == "PYTHONPATH")]

@@ -99,9 +99,7 @@ def summary_sentence(done: Bisection) -> str:
     if not found.changes:
         both = f"{low} and {high}" if low != high else low
         if found.low_passes:
-            return (
-                f"{name} {low}, the oldest, passes already, and the newest does too ({both}): nothing changes between"
-            )
+            return f"{name} {low}, the oldest, already passes, and so does the newest ({both}): no change found"
         return f"no version of {name} is known to pass: the oldest and the newest fail ({both})"
     word, other = ("passes", "fails") if found.high_passes else ("fails", "passes")
     between = done.versions[found.low + 1 : found.high]

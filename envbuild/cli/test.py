@@ -169,7 +169,7 @@ def command(
         single = {"--image": reference, "--resume": resume, "--junit": report, "--fingerprint": print_file}
         _refuse(single, "{} is for one profile")
         if dry_run and not as_json:
-            raise UsageError("--dry-run is for one profile, or with --json")
+            raise UsageError("--dry-run with several profiles needs --json")
     output_files.prepare(report, print_file, as_json=as_json)
     from envbuild.pipeline.model import RunnerOptions  # not for --help
     from envbuild.testrun import selftest_job

@@ -113,7 +113,7 @@ def command(
     if ref is None and not files:
         raise UsageError("name an image, or files with --evidence", hint="envbuild verify REF --key PUB")
     if rebuild and ref is None:
-        raise UsageError("--rebuild compares with an image", hint="envbuild verify REF --key PUB --rebuild")
+        raise UsageError("--rebuild needs an image to compare with", hint="envbuild verify REF --key PUB --rebuild")
     given = {"gpus": list(gpus), "driver": driver, "max_age": max_age, "level": level, "base": base,
              "profile": profile, "lock": lock, "from": list(copies)}  # fmt: skip
     active_policy = policy.read(policy_file, given, key)

@@ -76,9 +76,7 @@ def _refuse_twice(extension_toolchain: ExtensionToolchain, locked: Iterable[Lock
     """Refuse a distribution that is both a wheel from the index and compiled: an image can contain it only once."""
     held = {canonicalize_name(item.wheel.name): item.wheel.version for item in locked}
     faults = [
-        replace(
-            item.at, message=f"{name} {held[name]} is locked as a wheel already, which the compiled one would replace"
-        )
+        replace(item.at, message=f"{name} {held[name]} is already locked as a wheel, which the extension would replace")
         for item in extension_toolchain.wanted
         for name in [canonicalize_name(item.extension.name)]
         if name in held

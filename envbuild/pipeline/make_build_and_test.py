@@ -319,7 +319,10 @@ def cluster_script(
     order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
     runner = select_runner(context, require_image_store(store), order, image, dry=True)
     if not isinstance(runner, Scheduled):
-        raise UsageError("--dry-run shows the job of a cluster", hint="add --on slurm or --on kubernetes")
+        raise UsageError(
+            "--dry-run needs a cluster: it shows the job that would be submitted",
+            hint="add --on slurm or --on kubernetes",
+        )
     scripts = [runner.script(job, brief=brief) for job in cluster_jobs(order, runner)]
     if len(scripts) == 1:
         return scripts[0]

@@ -50,7 +50,8 @@ def selected_cluster(on: RunnerOptions, profile: str, request: RunRequest) -> Se
         raise UsageError("--nodes is for --on slurm", hint="it starts ranks on several nodes by srun")
     if on.nodes > 1 and on.resume:
         raise UsageError(
-            "--resume continues one job, and --nodes submits two", hint="leave --nodes out, or submit a new job"
+            "--resume and --nodes exclude each other: --resume continues one job, --nodes submits two",
+            hint="leave --nodes out, or submit a new job",
         )
     if chosen == "local":
         return None
@@ -131,7 +132,7 @@ def refuse_selected_gpus(runner: str, request: RunRequest) -> None:
     if request.gpus:
         raise UsageError(
             "--gpus names GPUs of the engine's machine; a scheduler assigns its own",
-            hint=f"--gpu MODEL selects the GPU model, gpu_count in the profile their number\n"
+            hint=f"--gpu MODEL selects the GPU model; gpu_count in the profile sets the number of GPUs\n"
             f"{_CALLED[runner]} sets the name that the cluster uses",
         )
 

@@ -51,7 +51,7 @@ def for_gpu(name: str) -> str:
     parent = _nearest(gpu)
     if parent is None:
         raise ProfileError(
-            f"no shipped profile is for GPUs like {name} (compute capability {gpu.compute_capability})",
+            f"no shipped profile supports GPUs like {name} (compute capability {gpu.compute_capability})",
             hint=f"envbuild init {name} --from PROFILE, then set gpus and torch",
         )
     return "\n".join(

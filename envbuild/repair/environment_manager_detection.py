@@ -120,7 +120,7 @@ def detect(held: Holdings) -> EnvironmentManager:
 
 
 def uv_sources(project: Path) -> frozenset[str]:
-    """The packages of a uv project that pyproject.toml takes from a source of its own, such as a package index."""
+    """The packages for which the pyproject.toml of a uv project sets a source, such as a package index."""
     uv = _tools(project).get("uv")
     sources = uv.get("sources") if isinstance(uv, dict) else None
     return frozenset(map(canonicalize_name, sources)) if isinstance(sources, dict) else frozenset()

@@ -304,8 +304,8 @@ class _Steps:
         sources = environment_manager_detection.uv_sources(project) if project else frozenset()
         if chosen := [name for name in ("torch", *names) if name in sources]:
             self.warnings.append(
-                f"{project}/pyproject.toml takes {', '.join(chosen)} from a source of its own, under "
-                "[tool.uv.sources]: first name one there that has builds for CUDA, or remove the entry"
+                f"{project}/pyproject.toml sets a source for {', '.join(chosen)}, under [tool.uv.sources]: before the "
+                "commands, set one there that has builds for CUDA, or remove the entry"
             )
         does = " and ".join([f"install torch {torch} with its own CUDA libraries", *_builds(companions)])
         yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
@@ -331,7 +331,8 @@ class _Steps:
         commands = {"uv-project": "`uv sync` and `uv run`", "poetry": "`poetry install` and `poetry sync`"}
         if again := commands.get(self.manager.kind):
             self.warnings.append(
-                f"the project's lock may contain the old build: {again} bring it back; run the command again after them"
+                f"the project's lock may contain the old build, which {again} then install again: after each of them, "
+                "repeat the command that installs the new build"
             )
         options = ("--no-deps", self._reinstall, *required_changes.index_options(self.held.installed.get("torch", "")))
         yield Command(" and ".join(_builds(requirements)), (*self.manager.pip("install"), *options, *requirements))

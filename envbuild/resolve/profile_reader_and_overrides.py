@@ -326,7 +326,9 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
         raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None
     target = found.resolve()
     if target in (*seen, file.resolve()):
-        raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
+        raise ProfileError(
+            "extends: leads back to the same profile", faults=[here.fault(("extends",), f"{parent} leads back here")]
+        )
     root = root if profile_and_lock_name_lookup.is_path(parent) else yaml_and_project_paths.home(found)
     inherited = _extended(target, root, (*seen, file.resolve()), faults)
     reasons = here.data.get("why")

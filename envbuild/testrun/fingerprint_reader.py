@@ -135,7 +135,9 @@ def text_of(run: TestRun) -> str:
     Raises CheckFailed if the run's fingerprint is missing or invalid.
     """
     if not run.fingerprint:
-        raise CheckFailed("the self-test recorded no fingerprint", hint="see the reason of its probe fingerprint")
+        raise CheckFailed(
+            "the self-test recorded no fingerprint", hint="see the reason that the probe `fingerprint` gives"
+        )
     found = {key: value for key, value in run.fingerprint.items() if key != "kind"}
     try:
         Fingerprint.model_validate(found)

@@ -329,7 +329,7 @@ def _layer(item: Mapping[str, Any], diff_id: str) -> BaseLayerRef:
     if media_type is None:
         raise BuildError(
             f"the base image has a layer of the type {str(item.get('mediaType'))[:100]!r}, which is not supported",
-            hint="name a base image with tar, gzip or zstd layers",
+            hint="use a base image whose layers are plain tar, gzip or zstd",
         )
     if not oci_types.DIGEST.fullmatch(diff_id):
         raise Malformed("the base image's configuration has an invalid diff id")

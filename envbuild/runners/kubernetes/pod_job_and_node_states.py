@@ -177,7 +177,7 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
         return RunnerError("the pod did not start within its deadline", ending="time-out", hint=seen.message or _AGAIN)
     reason, message = (seen.ended.reason, seen.ended.message) if seen.ended else seen.waiting
     if reason in _START:
-        return EngineError(f"{seen.node or 'the node'} does not start the image", hint=message or reason)
+        return EngineError(f"{seen.node or 'the node'} cannot start the image", hint=message or reason)
     if reason == "ErrImageNeverPull":
         return EngineError(
             f"{seen.node or 'the node'} does not have the image",

@@ -126,4 +126,4 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
             continue
         if any(sign in stderr.lower() for sign in _NO_CARD):
             raise NotProved(f"containers on {node} have no GPU", hint=stderr)
-        raise EngineError(f"{outcome.engine or site.container} on {node} does not start the image", hint=stderr)
+        raise EngineError(f"{outcome.engine or site.container} on {node} cannot start the image", hint=stderr)

@@ -77,7 +77,7 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (RunnerOptions("kubernetes", nodes=2), "--nodes is for --on slurm"),
         (RunnerOptions("local", nodes=2), "--nodes is for --on slurm"),
         (RunnerOptions("slurm", nodes=2), "no interface is set"),
-        (RunnerOptions("slurm", resume="7", nodes=2), "--resume continues one job"),
+        (RunnerOptions("slurm", resume="7", nodes=2), "--resume and --nodes exclude each other"),
         (RunnerOptions("kubernetes", {"kubernetes": {"namspace": "a"}}), "kubernetes settings"),
     ],
 )  # fmt: skip

@@ -146,7 +146,7 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("outcomes", "code", "words"),
     [
-        (dict.fromkeys(VERSIONS, "passed"), 0, "numpy 1.0, the oldest, passes already"),
+        (dict.fromkeys(VERSIONS, "passed"), 0, "numpy 1.0, the oldest, already passes"),
         (dict.fromkeys(VERSIONS, "failed"), 5, "no version of numpy is known to pass: the oldest and the newest fail"),
         (dict.fromkeys(VERSIONS, "unmakable"), 5, "no image could be made with any of 10 versions of numpy"),
         (

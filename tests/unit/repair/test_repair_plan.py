@@ -227,7 +227,7 @@ def test_a_uv_project_that_takes_torch_from_the_index_for_the_cpu(place: Place) 
     assert not [text for text in place.plan(CPU_LOG).warnings if "sources" in text]
     (project / "pyproject.toml").write_text('[tool.uv.sources]\nTorch = { index = "pytorch-cpu" }\n')
     (warning,) = [text for text in place.plan(CPU_LOG).warnings if "sources" in text]
-    assert warning.startswith(f"{project}/pyproject.toml takes torch from a source of its own")
+    assert warning.startswith(f"{project}/pyproject.toml sets a source for torch, under [tool.uv.sources]")
 
 
 def test_a_uv_project_without_torch_in_its_lock_is_an_environment(place: Place) -> None:
@@ -809,7 +809,7 @@ def test_a_project_brings_the_old_build_of_torchvision_back(place: Place, lock: 
     with_torch(place, "2.7.1", "12.6", torchvision="0.22.1+cpu")
     (place.prefix.parent / lock).write_text('[[package]]\nname = "torch"\n')
     (warning,) = [text for text in place.plan("NVIDIA H20, driver 570.86.10\n").warnings if "old build" in text]
-    assert commands in warning and warning.endswith("run the command again after them")
+    assert commands in warning and warning.endswith("repeat the command that installs the new build")
 
 
 @pytest.mark.parametrize(

@@ -528,7 +528,7 @@ def test_an_image_that_pyxis_cannot_fetch_is_not_at_fault() -> None:
     assert outcome
     with pytest.raises(NetworkError, match="n cannot fetch x"):
         outcome_file_and_start_failures.require_started(outcome, site, "x", PYXIS)
-    with pytest.raises(EngineError, match="does not start"):
+    with pytest.raises(EngineError, match="cannot start"):
         outcome_file_and_start_failures.require_started(
             outcome, site, "x", "slurmstepd: error: pyxis: container start failed"
         )
@@ -546,7 +546,7 @@ def test_each_of_several_nodes_must_have_started() -> None:
     assert (left("0:5 5:7").parts, left("0:5 5:7").fabric) == (((0, 5), (5, 7)), (False, True))
     outcome_file_and_start_failures.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
     for parts in ("0:5 125:0", "1:0 0:5"):
-        with pytest.raises(EngineError, match="does not start"):
+        with pytest.raises(EngineError, match="cannot start"):
             outcome_file_and_start_failures.require_started(left(parts), SlurmSite(), "x", "")
 
 
@@ -583,7 +583,7 @@ def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
     (stub.folder / "no-image").unlink()
     stub.frames(b"")
     stub.say(code="125", words="docker: no space left on device")
-    with pytest.raises(EngineError, match="does not start the image"):
+    with pytest.raises(EngineError, match="cannot start the image"):
         stub.run(TOGETHER, SlurmSite(interface="ib0"))
     assert stub.left() == []
 
