@@ -360,8 +360,8 @@ class _Steps:
         yield Command(does, (*self.manager.pip("install"), "--no-deps", *(pin.requirement for pin in rest)))
         if self.manager.kind == "poetry":
             self.warnings.append(
-                "Poetry cannot override what torch requires: `poetry install` and `poetry sync` bring the old version "
-                "back; run the command again after them"
+                "Poetry cannot override what torch requires: `poetry install` and `poetry sync` install the old "
+                "version again; after each of them, repeat the command that installs the new version"
             )
 
     def _add(self) -> tuple[str, ...]:
