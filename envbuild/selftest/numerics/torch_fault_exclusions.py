@@ -98,6 +98,41 @@ KNOWN_FAULTS = (
             "dtype": (torch.bfloat16,),
         },
     ),
+    # The compilation of oneDNN 3.12's kernel never ends (jit_brdgmm_kernel_base_t::brdgmm_microkernel). Observed for
+    # 3 to 16 channels and kernels of 15 to 128 elements in the last dimension. 31 channels and more, kernels of 14
+    # elements, bfloat16 and float32 are not affected.
+    KnownFault(
+        name="depthwise convolution of at most 16 channels with a long kernel",
+        operation="convolution",
+        results=("output", "gradient of the input", "gradient of the weights", "gradient of the bias"),
+        device="cpu",
+        torch="2.13.0",
+        reason="never ends: float16 on a processor with AVX512_FP16",
+        where={
+            "at most 16 depthwise channels": (True,),
+            "last dimension of the kernel 15 or more": (True,),
+            "dtype": (torch.float16,),
+        },
+    ),
+    # Observed with oneDNN 3.12 for all such shapes that were tried, in one and two dimensions and with any stride:
+    # elements are 0 or have the value of another element. The gradient of a transposed convolution with respect to its
+    # input is such a convolution.
+    *(
+        KnownFault(
+            name=f"{way} convolution with AMX whose channels times kernel width are a multiple of 32",
+            operation="convolution",
+            results=(result,),
+            device="cpu",
+            torch="2.13.0",
+            reason="wrong numbers: bfloat16 on a processor with AMX",
+            where={
+                "way": (way,),
+                "channels (even, below 16) times kernel width a multiple of 32 above 32": (True,),
+                "dtype": (torch.bfloat16,),
+            },
+        )
+        for way, result in (("plain", "output"), ("transposed", "gradient of the input"))
+    ),
     # This is a fault of torch, not of oneDNN. If the output padding is not below the stride
     # (ConvParams::is_output_padding_big), torch uses its own convolution. This convolution adds up the gradients of all
     # images in the dtype, without a wider accumulator.

@@ -25,7 +25,8 @@ from envbuild.selftest.probes.images import (
 )
 from envbuild.selftest.probes.operations import scatter_and_gather_cases
 
-(GROUPED, SHORT_VOLUME, SHALLOW, PADDED, STRIDED, FUSED_SGD, SINGLE_ROW, ONE_COLUMN, AVERAGED, POOLED) = KNOWN_FAULTS
+(GROUPED, SHORT_VOLUME, SHALLOW, LONG_KERNEL, TILED, TILED_GRADIENT, PADDED, STRIDED, FUSED_SGD, SINGLE_ROW, ONE_COLUMN,
+ AVERAGED, POOLED) = KNOWN_FAULTS  # fmt: skip
 
 
 def grouped_without_a_batch() -> bool:
@@ -87,6 +88,40 @@ def wrong_or_dead(name: str, dtype: str = "float32") -> bool:
     return done.returncode < 0 or done.stdout != "right\n"
 
 
+def tiled_rows() -> bool:
+    """Whether a convolution differs from the same convolution in float64."""
+    x, w = torch.arange(1024.0).remainder(5).view(1, 8, 128), torch.arange(512.0).remainder(3).view(8, 8, 8)
+    exact = F.conv1d(x.double(), w.double())
+    return not torch.allclose(F.conv1d(x.bfloat16(), w.bfloat16()).double(), exact, rtol=0.01)
+
+
+def tiled_gradient() -> bool:
+    """Whether the gradient of a transposed convolution differs from the same gradient in float64."""
+
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        x = torch.ones(1, 8, 121, dtype=dtype, requires_grad=True)
+        w = torch.arange(512.0).remainder(3).view(8, 8, 8).to(dtype)
+        grad = torch.arange(1024.0).remainder(5).view(1, 8, 128).to(dtype)
+        return torch.autograd.grad(F.conv_transpose1d(x, w), x, grad)[0].double()
+
+    return not torch.allclose(gradient(torch.bfloat16), gradient(torch.float64), rtol=0.01)
+
+
+ENDLESS = """
+import torch
+torch.conv1d(torch.ones(1, 16, 64, dtype=torch.half), torch.ones(16, 1, 16, dtype=torch.half), groups=16)
+"""
+
+
+def endless() -> bool:
+    """Whether a small convolution takes more than 20 s."""
+    try:
+        subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=20, check=True)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
 def averaged_windows() -> bool:
     """Whether a gradient on a GPU differs from the same gradient on the CPU."""
 
@@ -126,6 +161,9 @@ REPRODUCTIONS: dict[str, Callable[[], bool]] = {
     AVERAGED.name: averaged_windows,
     FUSED_SGD.name: skipped_vectors,
     GROUPED.name: grouped_without_a_batch,
+    LONG_KERNEL.name: endless,
+    TILED.name: tiled_rows,
+    TILED_GRADIENT.name: tiled_gradient,
     ONE_COLUMN.name: equal_rows,
     PADDED.name: padded_outputs,
     SINGLE_ROW.name: refused_product,
@@ -194,6 +232,23 @@ def test_a_gradient_of_a_volume_that_is_shallower_than_the_kernel_is_left_out() 
         assert left_out <= results(**{**point, **change}), change
 
 
+def test_a_long_depthwise_kernel_is_left_out_in_float16() -> None:
+    point = {"rank": 1, "groups": "sixteen", "channels": 1, "filters": 1, "kernel": (15, 1, 1), "mode": "gradients"}
+    assert not any(name.startswith("fp16") for name in results(**point))
+    for change in ({"kernel": (14, 1, 1)}, {"groups": "thirty-two"}, {"groups": "one"}, {"filters": 2}):
+        assert "fp16 output" in results(**{**point, **change}), change
+
+
+def test_a_row_of_whole_tiles_is_left_out_in_bfloat16() -> None:
+    point = {"rank": 1, "groups": "one", "channels": 4, "filters": 3, "kernel": (16, 1, 1), "mode": "gradients"}
+    assert not any(name.startswith("bf16") for name in results(**point))
+    for change in ({"kernel": (8, 1, 1)}, {"kernel": (17, 1, 1)}, {"channels": 3}, {"channels": 16}):
+        assert "bf16 output" in results(**{**point, **change}), change
+    transposed = results(**point, way="transposed")
+    assert "bf16 gradient of the input" not in transposed
+    assert {"bf16 output", "bf16 gradient of the weights", "fp32 gradient of the input"} <= transposed
+
+
 def test_a_gradient_is_left_out_where_the_output_padding_reaches_the_stride() -> None:
     point = {"way": "transposed", "rank": 1, "mode": "gradients", "dilation": (3, 1, 2), "stride": (2, 2, 2)}
     halves = {"fp16 gradient of the weights", "bf16 gradient of the weights"}
@@ -231,7 +286,8 @@ def test_fused_sgd_of_halves_is_left_out_and_others_are_not() -> None:
 
 
 def test_nothing_is_left_out_on_a_gpu_or_of_other_operations() -> None:
-    at = {**POINT, "dtype": torch.float16}
+    at = {name: False for fault in KNOWN_FAULTS if fault.operation == "convolution" for name in fault.where}
+    at = {**at, **POINT, "dtype": torch.float16}
     assert torch_fault_exclusions.uncomputed_results("convolution", "cpu", at) == {"gradient of the weights"}
     assert not torch_fault_exclusions.uncomputed_results("convolution", "cuda", at)
     assert not torch_fault_exclusions.uncomputed_results("softmax", "cpu", at)
