@@ -36,7 +36,7 @@ _CLEAN = (
 # layer.
 _MOUNT_POINTS = ': >"$1"/etc/resolv.conf; : >"$1"/etc/hosts'
 # Bytecode contains the source's time, which is changed afterwards, so the bytecode would never be used.
-_NO_BYTECODE = 'find "$1"/usr/lib -name __pycache__ -type d -prune -exec rm -rf {} +'
+_NO_BYTECODE = 'find "$1"/usr -name __pycache__ -type d -prune -exec rm -rf {} +'
 
 
 _OPTIONS = (
@@ -182,7 +182,9 @@ def _bootstrap(
             target,
             f"deb [trusted=yes] copy://{folder} ./",
         ],
-        env={
+        # Packages' scripts run in the new root: without the user's variables, it does not depend on them.
+        env=dict.fromkeys(os.environ.keys() - {"PATH"})
+        | {
             "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
             "LC_ALL": "C.UTF-8",
             "TZ": "UTC",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -69,14 +70,23 @@ def other_user(workplace: Path, scratch: Path) -> OtherUser:
     (library,) = faketime.glob("usr/lib/*/faketime/libfaketime.so.1")
     home = scratch / "clone"
     home.mkdir()
+    # NO_FAKE_STAT: files keep the times that they have
+    clock = {"LD_PRELOAD": str(library), "FAKETIME": f"-{DAYS}d", "NO_FAKE_STAT": "1"}
+    started = shutil.which("mmdebstrap")
+    if started:  # envbuild gives it no variables of the user
+        programs = scratch / "programs"
+        programs.mkdir()
+        wrapper = programs / "mmdebstrap"
+        exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in clock.items())
+        wrapper.write_text(f'#!/bin/sh\nexport {exports}\nexec {started} "$@"\n', encoding="utf-8")
+        wrapper.chmod(0o755)
+        path = f"{programs}{os.pathsep}{path}"
     environment = {
         "PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(home), "XDG_STATE_HOME": f"{home}/state", "XDG_CONFIG_HOME": f"{home}/config",
         "XDG_CACHE_HOME": f"{home}/cache", "DOCKER_HOST": f"unix://{SOCKET}",
         "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "LANG": "C", "USER": "other_user", "LOGNAME": "other_user",
-        # NO_FAKE_STAT: files keep the times that they have
-        **burdened(home, SECRET), "ENVBUILD_KEY_PASSPHRASE": SECRET,
-        "LD_PRELOAD": str(library), "FAKETIME": f"-{DAYS}d", "NO_FAKE_STAT": "1",
+        **burdened(home, SECRET), "ENVBUILD_KEY_PASSPHRASE": SECRET, **clock,
     }  # fmt: skip
     made = OtherUser(scratch / "etc", environment)
     made.scratch.mkdir()

@@ -106,6 +106,18 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
     assert Path(temporary).name.startswith("envbuild-tmp-base-"), "of no use to anybody, it is swept by the next run"
 
 
+def test_variables_of_the_user_do_not_reach_the_scripts_of_packages(
+    locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python writes bytecode beside the files of some packages, unless PYTHONDONTWRITEBYTECODE is set."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    make(locked)
+    given = tools.options["env"]
+    assert {name for name in os.environ if name not in given} == {"PATH"}
+    assert given["PYTHONDONTWRITEBYTECODE"] is None and given["TZ"] == "UTC"
+
+
 @pytest.mark.parametrize(
     ("user", "namespaces", "begin"), [(0, 0, "unshare"), (0, 1, "mmdebstrap"), (5, 0, "mmdebstrap")]
 )
