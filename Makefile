@@ -3,7 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests run in parallel, the longest first; tests/conftest.py decides which tests that use the engine share a worker.
-PARALLEL := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
+# Tests of the engine often wait, so there are more workers than cores. A test that takes 20 minutes ends its worker,
+# with the stacks of its threads; a new worker would run that test again.
+PARALLEL := -n $(shell echo $$(($$(nproc) + 2))) --dist loadscope --no-loadscope-reorder --max-worker-restart=0 \
+	-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+# The tests start hundreds of programs, each of which would compile envbuild again.
+unexport PYTHONDONTWRITEBYTECODE
 TARGETS := help venv docs engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
 	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
