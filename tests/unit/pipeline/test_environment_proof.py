@@ -16,6 +16,7 @@ import pytest
 
 from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.audit import environment_file_hasher
+from envbuild.audit.environment_file_hasher import EnvironmentFiles
 from envbuild.evidence import environment_measurement
 from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
@@ -77,12 +78,34 @@ def install(lock: Lock, folder: Path) -> None:
     lock_installer.install_lock(install_planner.plan_for_lock("sample", "sample", lock, {}), folder, lambda text: None)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the project and of a copy of it. All tests use one path, because installed files contain it."""
+    return tmp_path_factory.mktemp("proof")
+
+
 @pytest.fixture
-def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """torch and numpy, each one module and a library, installed from a lock; the self-test passes."""
-    for name in VARIABLES:
-        monkeypatch.setenv(name, "")  # so that it is restored, whatever a test sets
-        monkeypatch.delenv(name)
+def project(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project folder, which is the working folder: empty, or a copy of the installed project."""
+    folder, installed = shared / "project", shared / "installed"
+    shutil.rmtree(folder, ignore_errors=True)
+    if installed.exists():
+        copy_project(installed, folder)
+    else:
+        (folder / "profiles").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def copy_project(source: Path, target: Path) -> None:
+    """Copy the environment by hard links, so that its files keep their inode and time."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("venv"))
+    shutil.copytree(source / "venv", target / "venv", symlinks=True, copy_function=os.link)
+
+
+def create_project(project: Path) -> None:
+    """Write the profile and its lock, create the wheels, and install them: torch and numpy, each one module and a
+    library."""
     loaded, made = profile_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
     wheels = []
     for item in made.wheels:
@@ -95,22 +118,95 @@ def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
         recorded(folder, name, item.wheel.version, files=files)
         (file,) = folder.iterdir()
         real = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
-        sha256_file_store.wheel_store().put(file, real.sha256, real.file)
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(made, wheels=tuple(wheels))
     lock_file.write(made, loaded.lock_file, "sample")
+    store_wheels(project, made)
     install(made, project / "venv")
+
+
+def store_wheels(project: Path, lock: Lock) -> None:
+    """Put copies of the wheels into the store, which takes the file away."""
+    for item in lock.wheels:
+        copy = shutil.copy(project / "wheels" / item.wheel.name / item.wheel.file, project / "wheels")
+        sha256_file_store.wheel_store().put(Path(copy), item.wheel.sha256, item.wheel.file)
+
+
+class HashOnce:
+    """Hashes an environment again only if a file of the project or a variable changed since: most commands of these
+    tests read the same files. `results`: the results of all tests."""
+
+    # What the tests write in the project folder and no environment contains.
+    OTHER = frozenset(("profiles", "wheels", "kept", "team.pub", "other.pub", "page.html"))
+
+    def __init__(self, project: Path, results: dict[object, EnvironmentFiles | CheckFailed]) -> None:
+        self._project, self._results = project, results
+
+    def __call__(self, python: Path) -> EnvironmentFiles:
+        key = (python, tuple(map(os.environ.get, VARIABLES)), self._files())
+        if key not in self._results:
+            try:
+                self._results[key] = HASH_ENVIRONMENT(python)
+            except CheckFailed as error:
+                self._results[key] = error
+        found = self._results[key]
+        if isinstance(found, CheckFailed):
+            raise found
+        return found
+
+    def _files(self) -> frozenset[tuple[object, ...]]:
+        """The path, inode, mode, size and time of each file, and the path and mode of each folder."""
+        left = [entry for entry in os.scandir(self._project) if entry.name not in self.OTHER]
+        found: set[tuple[object, ...]] = set()
+        while left:
+            entry = left.pop()
+            status = entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                left += os.scandir(entry)
+                found.add((entry.path, status.st_mode))
+            else:
+                found.add((entry.path, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns))
+        return frozenset(found)
+
+
+@pytest.fixture(scope="module")
+def hash_results() -> dict[object, EnvironmentFiles | CheckFailed]:
+    return {}
+
+
+@pytest.fixture
+def environment(
+    shared: Path,
+    project: Path,
+    hash_results: dict[object, EnvironmentFiles | CheckFailed],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Environment:
+    """torch and numpy, each one module and a library, installed from a lock; the self-test passes."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever a test sets
+        monkeypatch.delenv(name)
+    installed = shared / "installed"
+    if installed.exists():
+        store_wheels(project, lock_file.required_lock(profile_of(project, PROFILE)))
+    else:
+        create_project(project)
+        copy_project(project, installed)
+    monkeypatch.setattr(environment_file_hasher, "hash_environment", HashOnce(project, hash_results))
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
     return Environment(project / "venv")
+
+
+def sign_and_record(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    done = environment.record()
+    assert done.code == 0, done.stderr
+    return environment
 
 
 @pytest.fixture
 def verified(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """Proved, and signed with the key of team.pub."""
-    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
-    done = environment.record()
-    assert done.code == 0, done.stderr
-    return environment
+    return sign_and_record(environment, monkeypatch)
 
 
 def test_the_document_names_the_signed_statement(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +216,10 @@ def test_the_document_names_the_signed_statement(environment: Environment, monke
     assert signed.endswith(".dsse.json") and Path(signed).is_file()
 
 
-def test_a_proved_environment_is_verified(verified: Environment) -> None:
+def test_a_proved_environment_is_verified(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these commands hashes the files again."""
+    monkeypatch.setattr(environment_file_hasher, "hash_environment", HASH_ENVIRONMENT)
+    verified = sign_and_record(environment, monkeypatch)
     found = verified.status("--json").document
     assert (found["state"], found["reasons"]) == ("verified", [])
     assert verified.status().stdout.startswith("sample: verified environment: ")
@@ -382,9 +481,10 @@ def test_another_driver_ends_the_proof_of_a_gpu(environment: Environment, monkey
 
 def report_driver(monkeypatch: pytest.MonkeyPatch, driver: str | None, *gpus: str) -> None:
     """Let the interpreter report this driver and these GPUs."""
+    before = environment_file_hasher.hash_environment
 
-    def measured(python: Path) -> environment_file_hasher.EnvironmentFiles:
-        found = HASH_ENVIRONMENT(python)
+    def measured(python: Path) -> EnvironmentFiles:
+        found = before(python)
         report = found.report.model_copy(update={"driver": driver, "gpus": list(gpus)})
         return dataclasses.replace(found, report=report)
 
