@@ -178,7 +178,8 @@ def test_an_environment_as_locked_passes_with_one_line(project: Path) -> None:
 
 @pytest.mark.slow
 def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> None:
-    lock_of_this_python(project, packages=["nosuch==1"])
+    """The profile is for a GPU, so that only the probes that need no GPU run."""
+    lock_of_this_python(project, torch="2.7.1", packages=["nosuch==1"], gpus=["h20"])
     assert envbuild("export", "check", "sample", "-o", "out.py").code == 0
     done = started(project / "out.py")
     assert (done.code, done.stdout) == (5, "")
