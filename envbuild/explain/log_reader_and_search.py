@@ -1,8 +1,8 @@
 """Reads a log into lines and searches them. Logs may be hostile, of any size, and in any language.
 
 A log is read as a stream, and only a limited number of bytes and lines is kept, which limits the memory. Control
-sequences are removed. A pattern is tried only on lines that contain one of its required texts (required_texts.py), so
-that searching ten megabytes takes less than a second.
+sequences are removed. A pattern is tried only on lines that contain one of its required texts (required_texts.py),
+because trying each pattern on each line would take minutes for ten megabytes.
 """
 
 from __future__ import annotations
