@@ -1,7 +1,7 @@
 """Operations with faults that only the probe of the operation detects: run separately, as seeds.operations."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import pairwise_case_sampling
+from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.hardware import large
 from envbuild.selftest.probes.linear_algebra import fft_and_linalg
 from envbuild.selftest.probes.operations import operations
-from envbuild.selftest.probes.training import graph_replay, small_gpt
+from envbuild.selftest.probes.training import graph_replay, optim_torch, small_gpt
 
 from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
 
@@ -631,33 +632,39 @@ def right(kernel: Any) -> Any:
 
 
 def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
-    """Return the probe operations, with only the fixed cases that have this word in their names, to save time."""
-    inner = seeded("operations", module, name, wrong, "standard")
+    """Return the probe operations at level standard, with only the fixed cases that have this word in their names."""
+    return _reduced(seeded("operations", module, name, wrong, "standard"), cases=cases)
+
+
+def of_steps(cases: str, module: Any, wrong: Wrong) -> Probe:
+    """Return the probe optim.torch with only the fixed cases of one optimizer."""
+    return _reduced(seeded("optim.torch", module, "step", wrong), cases=cases)
+
+
+def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong, level: str = "standard") -> Probe:
+    """Return a probe with only the cases of one sampled operation: the same cases as in a run of the whole probe."""
+    return _reduced(seeded(probe, module, name, wrong, level), operation=operation)
+
+
+def _reduced(inner: Probe, cases: str = "", operation: str = "") -> Probe:
+    """Return the probe with only the fixed cases that have the word `cases` in their names, and the cases of the
+    sampled operation `operation`; none where the word is empty. This saves time."""
 
     def function(context: Context) -> None:
-        probe: Any = operations
-        every = probe.cases
-        probe.cases = lambda **options: (case for case in every(**options) if cases in case.name)
-        probe.sampled_operations = lambda **options: ()
-        inner.function(context)
-
-    return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
-
-
-def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong) -> Probe:
-    """Return a probe at level standard, with only the cases of one sampled operation."""
-    inner = seeded(probe, module, name, wrong, "standard")
-
-    def function(context: Context) -> None:
-        every: Any = pairwise_case_sampling.check
+        check: Any = pairwise_case_sampling.check
         sampling: Any = pairwise_case_sampling
-        sampling.check = lambda here, some: every(here, [one for one in some if one.name == operation])
-        modules: list[Any] = [operations, fft_and_linalg]
-        modules[0].cases = lambda **options: ()
-        modules[1].transforms = modules[1].factorizations = lambda: ()
+        sampling.check = lambda here, some, *rest: check(here, [one for one in some if one.name == operation], *rest)
+        modules: list[Any] = [operations, optim_torch, fft_and_linalg]
+        for module, names in zip(modules, (("cases",), ("cases",), ("transforms", "factorizations")), strict=True):
+            for name in names:
+                setattr(module, name, _with_word(getattr(module, name), cases))
         inner.function(context)
 
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
+
+
+def _with_word(every: Callable[..., Iterable[Case]], word: str) -> Callable[..., Iterable[Case]]:
+    return lambda **options: (case for case in every(**options) if word in case.name) if word else ()
 
 
 def lower_alone(kernel: Kernel) -> Kernel:
@@ -770,14 +777,14 @@ PROBES = (
     of(torch, "max", short_search, "max"),
     of(torch.Tensor, "amax", skips_nan, "max"),
     of(torch, "addmm", named("right", right), "addmm"),
-    seeded("operations", F, "silu", sigmoid_tail),
-    seeded("operations", torch, "scatter_add", overwritten),
-    seeded("operations", torch, "topk", first_tile_only),
-    seeded("operations", F, "smooth_l1_loss", one_beta, "standard"),
-    seeded("operations", F, "nll_loss", unweighted),
-    seeded("operations", F, "avg_pool2d", counts_padding),
-    seeded("operations", F, "fold", undilated),
-    seeded("operations", F, "pad", short_gradient, "standard"),
+    of_sampled("activation", "operations", F, "silu", sigmoid_tail, "quick"),
+    of_sampled("indexing", "operations", torch, "scatter_add", overwritten, "quick"),
+    of_sampled("order", "operations", torch, "topk", first_tile_only, "quick"),
+    of_sampled("loss", "operations", F, "smooth_l1_loss", one_beta),
+    of_sampled("loss of rows", "operations", F, "nll_loss", unweighted, "quick"),
+    of_sampled("pooling", "operations", F, "avg_pool2d", counts_padding, "quick"),
+    of_sampled("windows as columns", "operations", F, "fold", undilated, "quick"),
+    of_sampled("padding", "operations", F, "pad", short_gradient),
     of_sampled("interpolation", "operations", F, "interpolate", by_size),
     of_sampled("sampling at positions", "operations", F, "grid_sample", zeros_outside),
     of_sampled("moved channels", "operations", F, "pixel_shuffle", columns_first),
@@ -790,19 +797,19 @@ PROBES = (
     ),
     of_sampled("ctc loss", "operations", F, "ctc_loss", first_blank),
     of_sampled("embedding bag", "operations", F, "embedding_bag", counts_ignored_rows),
-    seeded("gemm.cases", torch, "bmm", dense_batch),
-    seeded("gemm.cases", torch, "addmm", scaled_added),
-    seeded("gemm.cases", F, "linear", short_inner),
-    seeded("gemm.cases", torch, "mm", transposed_strides, "standard"),
-    seeded("gemm.cases", torch, "addbmm", last_of_batch),
+    of_sampled("batched product", "gemm.cases", torch, "bmm", dense_batch, "quick"),
+    of_sampled("weighted product", "gemm.cases", torch, "addmm", scaled_added, "quick"),
+    of_sampled("linear", "gemm.cases", F, "linear", short_inner, "quick"),
+    of_sampled("form of a product", "gemm.cases", torch, "mm", transposed_strides),
+    of_sampled("form of a product", "gemm.cases", torch, "addbmm", last_of_batch, "quick"),
     seeded("gemm.cases", torch, "mm", named("right", right)),
-    seeded("optim.torch", OPTIM.AdamW, "step", second_launch),
-    seeded("optim.torch", OPTIM.Adam, "step", first_rate, "standard"),
-    seeded("optim.torch", OPTIM.RMSprop, "step", uncentered, "standard"),
-    seeded("optim.torch", OPTIM.SGD, "step", whole_vectors_stay, "standard"),
-    seeded("optim.torch", torch, "_amp_foreach_non_finite_check_and_unscale_", infinite_step, "standard"),
-    seeded("optim.torch", OPTIM.SGD, "step", named("plain_momentum", without("nesterov", False, "fused"))),
-    seeded("optim.torch", OPTIM.Adam, "step", named("no_decay", without("weight_decay", 0.0, "foreach"))),
+    of_steps("AdamW foreach", OPTIM.AdamW, second_launch),
+    of_sampled("optimizer", "optim.torch", OPTIM.Adam, "step", first_rate),
+    of_sampled("other optimizer", "optim.torch", OPTIM.RMSprop, "step", uncentered),
+    of_sampled("SGD of half precision", "optim.torch", OPTIM.SGD, "step", whole_vectors_stay),
+    of_sampled("scaled gradients", "optim.torch", torch, "_amp_foreach_non_finite_check_and_unscale_", infinite_step),
+    of_steps("SGD fused", OPTIM.SGD, named("plain_momentum", without("nesterov", False, "fused"))),
+    of_steps("Adam foreach", OPTIM.Adam, named("no_decay", without("weight_decay", 0.0, "foreach"))),
     seeded("fft", torch.fft, "rfft", nyquist),
     seeded("fft", torch.fft, "fft", coarse_prime),
     seeded("linalg", torch.linalg, "solve", half_matrix),
