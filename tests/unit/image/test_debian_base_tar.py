@@ -109,7 +109,7 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
 def test_variables_of_the_user_do_not_reach_the_scripts_of_packages(
     locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python writes bytecode beside the files of some packages, unless PYTHONDONTWRITEBYTECODE is set."""
+    """Python writes bytecode next to the files of some packages, unless PYTHONDONTWRITEBYTECODE is set."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     make(locked)
