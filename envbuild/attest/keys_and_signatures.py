@@ -1,4 +1,8 @@
-"""Signatures: DSSE envelopes signed with ECDSA P-256. Neither a private key nor its passphrase is ever printed.
+"""Signatures: DSSE envelopes signed with ECDSA P-256. A private key that was read, and its passphrase, are never
+printed.
+
+A value of ENVBUILD_SIGNING_KEY without "-----BEGIN", such as a PEM text in base64, is taken for a file name, and errors
+show it.
 
 The cryptography libraries are imported only when something is signed or checked, because most commands do neither.
 """

@@ -81,7 +81,8 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def normalized(text: str) -> str:
-    """Returns the plain form of a line."""
+    """Returns a line with straight quotes and single spaces, and without escapes, tags and prefixes. Its numbers and
+    paths are kept."""
     if "\\u" in text:
         text = _UNICODE.sub(_unescaped, text)
     if "<" in text:

@@ -203,9 +203,9 @@ class SystemMessage(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ErrorFamily(FactRow):
-    """The error numbers of one library. `forms`: patterns of a number in a log, with the group `n`. `of_gpu`: patterns
-    that are tried only on logs which mention a program that uses GPUs. `messages`: number -> name and message. `names`:
-    another name of an error -> name and message."""
+    """The error numbers of one library. `forms`: patterns that match an error number in a line of a log; the group
+    `n` is the number. `of_gpu`: further such patterns, which are tried only on logs which mention a program that uses
+    GPUs. `messages`: number -> name and message. `names`: another name of an error -> name and message."""
 
     family: Name
     forms: Patterns

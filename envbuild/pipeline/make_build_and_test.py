@@ -229,8 +229,12 @@ def _image_to_prove(
     reference: str | None,
     on: RunnerOptions,
 ) -> tuple[Lock, Image]:
-    """Like `existing`; but if no engine holds the images, the image of the lock is uploaded to the cluster's registry
-    and audited first, where necessary. To resume a job, the image must be there already."""
+    """Return the lock and the image to prove.
+
+    If the engine is used, if `reference` names an image, or if a job is resumed, the image must exist, as for
+    `existing`. Otherwise the image is in the cluster's registry: the lock's image is uploaded if it is missing there,
+    and audited if it was not audited before.
+    """
     if isinstance(images, EngineError) or images.registry is None or reference is not None or on.resume:
         return existing(context, images, loaded, reference)
     plan = context.step("resolve", resolve_profile, loaded)
@@ -252,8 +256,8 @@ def test_and_record(
     """Run the self-test of an image and write the evidence. `partial` receives the run, the evidence, and the reasons
     why the image is not proved. If the run fails or no probe passes, the image loses the tag `verified`, except in a
     `trial`. Raises CheckFailed if the self-test fails."""
-    # Before the long part, because the key may need a passphrase. `make` has loaded the key in the preflight, unless
-    # that found the image proved; `prove` has no preflight.
+    # Load the signing key before the long self-test, because it may need a passphrase. `prove` has no preflight. The
+    # preflight of `make` loads the key, except if it finds that the image is proved already.
     signer = context.signer
     runner = select_runner(context, images, order, image)  # pushes the image first, for a cluster that pulls it
     partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more

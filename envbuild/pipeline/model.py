@@ -65,7 +65,7 @@ class Options:
     script: Script | None = None  # replaces the profile's own script
     builder: str | None = None  # name of a buildx builder, if not the engine's default
     unproved: bool = False  # build even what cannot be verified here
-    accept_old: tuple[str, ...] = ()  # packages that may be far behind their newest release
+    accept_old: tuple[str, ...] = ()  # packages that are not refused if they are far behind their newest release
     line_reason: str = "the default"  # why this CUDA line of the GPU is built, such as an option or the driver
 
     @property

@@ -73,8 +73,8 @@ class StepContext:
 
 
 class PartialResult(Generic[R]):
-    """A workflow's result as far as it is known: the frozen dataclass `value`. The functions of the workflow replace
-    its fields one after the other; steps do not receive it."""
+    """The result of a workflow that is still running. `value`: a frozen dataclass with the results that are known so
+    far. The functions of the workflow replace its fields one after the other; steps do not receive it."""
 
     def __init__(self, value: R) -> None:
         self.value = value

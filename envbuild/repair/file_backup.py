@@ -275,7 +275,7 @@ def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
         if not expected or Path(os.path.normpath(text)) != Path(text):
             raise FileError(
                 f"{manifest}: {text} is not a file of this environment",
-                hint="the backup was made for a different environment",
+                hint="the backup was made for a different environment, or was changed",
             )
 
 

@@ -202,8 +202,8 @@ def require_loaded(plan: RepairPlan, held: Holdings) -> None:
 
 
 def _wrong_torch(release: str | None, held: Holdings) -> Iterator[str]:
-    """Yield what is wrong with the torch that was to be replaced by this release: a package index of the user's
-    settings may have no build with GPU code."""
+    """Yield the faults of torch after a repair that had to install `release`; none if `release` is None. For example,
+    the installed build has no GPU code if the user's settings name a package index for the CPU."""
     if release is None:
         return
     found = held.installed.get("torch", "absent")

@@ -137,7 +137,7 @@ def look_for_gpu(engine: Engine) -> None:
 def _create(api: Any, name: str, job: Job) -> None:
     limits = job.limits
     host = api.create_host_config(
-        init=True,  # without an init process the self-test is PID 1, which survives its own SIGFPE
+        init=True,  # without it the self-test is PID 1, and Linux ignores signals that PID 1 sends to itself
         read_only=True,
         network_mode="none",
         cap_drop=["ALL"],

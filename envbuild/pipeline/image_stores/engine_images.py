@@ -32,7 +32,7 @@ class EngineImages:
         return lock_image_lookup_and_recipe.existing_image(self.engine, lock)
 
     def holds(self, image: Image) -> bool:
-        return True  # `find` looks for it in the engine
+        return True  # `find` returns only images that the engine has
 
     def provide(self, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
         """Runs those of the steps "extensions", "build", "load" and "audit" that are needed."""

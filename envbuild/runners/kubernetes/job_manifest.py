@@ -31,9 +31,10 @@ _KEPT = 3600  # seconds until the cluster removes a finished Job that envbuild d
 MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap can contain
 # A pod's name is 6 characters longer than the Job's, and must fit into a label of at most 63.
 _NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")
-# shareProcessNamespace makes the pause container PID 1. The self-test must not be PID 1, which would survive its own
-# SIGFPE. The pod's deadline includes the time to fetch the image, so this wrapper enforces the self-test's own time
-# limit. It also limits the size of stderr, which goes to a file on the node's disk without any other limit.
+# shareProcessNamespace makes the pause container PID 1. The self-test must not be PID 1, because Linux ignores signals
+# that PID 1 sends to itself, unless it has a handler for them. The pod's deadline includes the time to fetch the image,
+# so this wrapper enforces the self-test's own time limit. It also limits the size of stderr, which goes to a file on
+# the node's disk without any other limit.
 _AROUND = """import os, subprocess, sys, threading
 log = os.open({stderr!r}, os.O_WRONLY)
 child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)

@@ -35,7 +35,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """The device code of a file.
+    """The GPU architectures of a file's device code.
 
     `architectures`: sorted, without duplicates, and written as in torch: "sm_90" and "sm_90a" are machine code,
     "compute_90" is PTX. `damaged`: whether a part of the section could not be read.
@@ -46,8 +46,8 @@ class DeviceCode:
 
 
 def read(path: str) -> DeviceCode | None:
-    """Read the device code of a file. The result is None if the file cannot be read, is not an ELF file, or has no
-    section .nv_fatbin."""
+    """Return the GPU architectures of the device code in a file. The code itself is not read, only its headers. The
+    result is None if the file cannot be read, is not an ELF file, or has no section .nv_fatbin."""
     with elf_reader.open_elf(path) as file:
         try:
             found = elf_reader.find_section(file, SECTION) if file else None

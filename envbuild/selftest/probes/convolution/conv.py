@@ -217,7 +217,8 @@ class Trained:
     """The integers of a case in float32: inputs, output and gradients.
 
     `full`: an output gradient without zeros, from which the input's gradient is computed. `few`: a sparse output
-    gradient, from which the gradients of weights and bias are computed. All sums are as small as those with `sparse`.
+    gradient, from which the gradients of weights and bias are computed. An element sums at most
+    MOST products that are not 0, and the output also a bias from -4 to 4: all sums are small integers.
     """
 
     x: torch.Tensor

@@ -197,7 +197,7 @@ def _values(kind: str, rows: int, length: int, seed: int) -> torch.Tensor:
 
 
 def loss_case(point: Point, seed: int) -> Case:
-    """Build a case of a loss of a matrix of elements."""
+    """Build a case of an elementwise loss, such as mse_loss, whose inputs are matrices of `rows` x `length`."""
     which, dtype, rows, length = point["loss"], point["dtype"], point["rows"], point["length"]
     given = [_values(kind, rows, length, 8 * seed + n) for n, kind in enumerate(LOSSES[which].kinds)]
     if point["reduction"] == "none":

@@ -33,7 +33,7 @@ GROUPS = ("gather", "scatter_add", "scatter_reduce", "scatter of a number", "ind
 FOR_FLOATS = ("scatter_reduce", "index_reduce", "masks")  # groups with means or gradients, which integers do not have
 # Groups whose gradients are not computed, or in which `others` serves as the gradient.
 WITHOUT_GRADIENT = ("gather", "pairs", "scatter of a number", "index_reduce")
-BY_ROW = ("index", "index_reduce")  # groups with one index for all rows
+BY_ROW = ("index", "index_reduce")  # groups that use the same list of indices for all rows
 
 
 def case(point: Point, seed: int) -> Case:
