@@ -1,8 +1,5 @@
-"""Signatures: DSSE envelopes signed with ECDSA P-256. A private key that was read, and its passphrase, are never
-printed.
-
-A value of ENVBUILD_SIGNING_KEY without "-----BEGIN", such as a PEM text in base64, is taken for a file name, and errors
-show it.
+"""Signatures: DSSE envelopes signed with ECDSA P-256. A private key and its passphrase are never printed, nor is the
+value of a variable that should name a file but may contain a key or a passphrase by mistake.
 
 The cryptography libraries are imported only when something is signed or checked, because most commands do neither.
 """
@@ -122,7 +119,9 @@ def _configured() -> tuple[bytes, str] | None:
     named = os.environ.get(KEY)
     if named and "-----BEGIN" in named:
         return named.encode(), KEY
-    named = named or settings.setting("signing_key")
+    if named:
+        return _read(Path(named), "signing key", f"that {KEY} names"), named
+    named = settings.setting("signing_key")
     return (_read(Path(named), "signing key"), named) if named else None
 
 
@@ -133,17 +132,17 @@ def trusted(file: Path | None = None) -> PublicKey | None:
     return public(_read(Path(named), "public key"), str(named)) if named else None
 
 
-def _read(file: Path, what: str) -> bytes:
-    """Read at most 64 KiB of a file; ~ is the user's home directory. Raises FileError. `what`: the file's name in
-    messages."""
-    hint = _KEY_FILES.get(what)
+def _read(file: Path, what: str, which: str = "") -> bytes:
+    """Read at most 64 KiB of a file; ~ is the user's home directory. Raises FileError. `what`, `which`: what messages
+    call the file; the default of `which` is its path."""
+    hint, named = _KEY_FILES.get(what), f"the {what} {which or file}"
     try:
         with file.expanduser().open("rb") as stream:
             return stream.read(1 << 16)
     except OSError as error:
-        raise FileError(f"the {what} {file} cannot be read: {error.strerror}", hint=hint) from None
+        raise FileError(f"{named} cannot be read: {error.strerror}", hint=hint) from None
     except (ValueError, RuntimeError) as error:  # a NUL in the path; ~ of a user who does not exist
-        raise FileError(f"the {what} {file} cannot be read: {error}", hint=hint) from None
+        raise FileError(f"{named} cannot be read: {error}", hint=hint) from None
 
 
 _KEY_FILES = {
@@ -221,7 +220,8 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
     if PASSPHRASE in os.environ:
         return os.environ[PASSPHRASE]
     if os.environ.get(PASSPHRASE_FILE):
-        return _read(Path(os.environ[PASSPHRASE_FILE]), "passphrase file").decode(errors="replace").rstrip("\r\n")
+        content = _read(Path(os.environ[PASSPHRASE_FILE]), "passphrase file", f"that {PASSPHRASE_FILE} names")
+        return content.decode(errors="replace").rstrip("\r\n")
     if sys.stdin.isatty():
         typed = getpass.getpass(prompt)
         if confirm and getpass.getpass("once more: ") != typed:

@@ -214,6 +214,18 @@ def test_other_kinds_of_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         keys_and_signatures.trusted(Path("nowhere.pub"))
 
 
+@pytest.mark.parametrize("name", ["ENVBUILD_SIGNING_KEY", "ENVBUILD_KEY_PASSPHRASE_FILE"])
+def test_a_secret_in_the_variable_of_a_file_is_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a key in base64, or the passphrase itself."""
+    private, _ = keys_and_signatures.generate(SECRET)
+    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", private.decode())
+    for value in (base64.b64encode(private).decode(), SECRET, f"~{SECRET}", f"{SECRET}/x"):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(FileError, match=f"that {name} names cannot be read") as caught:
+            keys_and_signatures.configured_signer()
+        assert SECRET not in f"{caught.value}{caught.value.hint}" and value[:20] not in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["~nobody-is-called-that/team.pub", "team\0.pub", "nosuch.pub"])
 def test_a_path_that_names_no_file_is_a_usage_error(path: str) -> None:
     with pytest.raises(FileError, match="cannot be read"):

@@ -382,7 +382,7 @@ def test_an_unusable_signing_key_is_reported_before_anything_is_fetched(
 ) -> None:
     write_profile(project, profile)
     monkeypatch.setenv(keys_and_signatures.KEY, "missing.key")
-    assert "the signing key missing.key cannot be read" in make()[0].message
+    assert "the signing key that ENVBUILD_SIGNING_KEY names cannot be read" in make()[0].message
     machine.gpu = "no GPU"
     assert profile is PROFILE or make(unproved=True)[0].message == "the lock is made", "no self-test, no evidence"
 
