@@ -146,8 +146,8 @@ def _refuse_unmeasured(variables: Mapping[str, str]) -> None:
 
 
 def _refuse_editable(folder: _Listing) -> None:
-    """Raise CheckFailed for an editable installation whose `.pth` file runs code, because its sources are outside of
-    sys.path."""
+    """Raise CheckFailed for an editable installation whose `.pth` file runs code. Such code imports sources from
+    folders that are not on sys.path and therefore not hashed."""
     for name, path in folder.files.items():
         if "/" not in name and name.endswith(".pth"):
             lines = startup_files.pth_lines(next(_blocks(path), b""))

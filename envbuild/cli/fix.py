@@ -104,8 +104,8 @@ def command(
 
 
 def _line_for_driver(plan: RepairPlan, profile: str | None) -> str | None:
-    """Return the line of a GPU's profile that supports the driver, if the driver is too old for the installed torch;
-    otherwise None. A profile with errors has no lines."""
+    """If the driver is too old for the installed torch, return the name of a profile for the same GPU (such as h20-cu12
+    for h20) that supports the driver. Return None otherwise, and if a profile is invalid."""
     from envbuild.repair.required_changes import DRIVER_TOO_OLD
     from envbuild.resolve import cuda_line_lookup
 

@@ -85,7 +85,7 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
     Exit 0 verified; 4 built, not proved; 5 the self-test failed, the tag was moved by hand, or an environment's
     locked files are missing or changed; 6 not built; 8 there is no lock, the proof is for another lock or
     self-test, or files of an environment that are not locked changed since its proof. The exit code is always 0
-    without a name, and always 0 with --outdated.
+    without a name, and 0 with --outdated, whether or not it finds newer versions.
 
     Example: envbuild status
     Example: envbuild status cpu

@@ -36,9 +36,9 @@ class EnvironmentStatusDocument:
 
 @dataclass(frozen=True)
 class RecordedEnvironment:
-    """The evidence on this machine about one environment, for one GPU model of a profile: what was true when it was
-    recorded. `subject`: the digest of the locked files; `python`: the version of the interpreter; `driver`: null for a
-    run on the CPU."""
+    """The evidence on this machine about one environment, for one GPU model of a profile. Whether the environment has
+    changed since its newest run was recorded is not checked. `subject`: the digest of the locked files; `python`: the
+    version of the interpreter; `driver`: null for a run on the CPU."""
 
     subject: Digest
     model: str

@@ -281,7 +281,8 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
 
 def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
     """Judge how far the packages that the profile or its requirements file names without a pin are behind their newest
-    releases. Versions that are already locked are not judged again. Return notes, and the versions accepted as old.
+    releases. A package that keeps its locked version is not judged again. Return notes, and the versions accepted as
+    old.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """

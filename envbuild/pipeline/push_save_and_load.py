@@ -171,8 +171,9 @@ def environment_statements(measured: MeasuredEnvironment, loaded: LoadedProfile,
 def _test_results(
     tested: str, loaded: LoadedProfile, lock: Lock, subject: Subject | None = None
 ) -> Iterator[evidence_statements_and_store.Statement]:
-    """A statement about each stored run of the self-test of an image or environment, with this profile and lock.
-    `subject`: what the statements name as tested; by default, what the record names."""
+    """Yield a test-result statement about each stored run of the self-test of an image or environment. Runs for a
+    different profile or lock are left out. `subject`: what the statements name as tested; by default, what the record
+    names."""
     for path, record in evidence_statements_and_store.stored(tested):
         if (record.profile, record.lock) == (loaded.name, lock.id):
             own = Subject(evidence_statements_and_store.subject_name(record), record.subject)
@@ -339,8 +340,9 @@ def _push_image(context: StepContext, place: Repository, proved: _ProvedImage, z
 
 
 def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage, zstd: bool, tag: str) -> None:
-    """Write the layers again, without an engine, and upload those that the registry lacks. Raises BuildError if they
-    are not those of the proved image."""
+    """Upload the proved image without an engine. Layers that the registry lacks are written again while they are
+    uploaded. With `zstd`, all layers above the base image are written again, to compress them. Raises BuildError if the
+    lock now gives a different image."""
     wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
     image = layer_steps.write_layers(context, proved.plan, proved.lock, wheels).value
     _require_proved(image, proved)

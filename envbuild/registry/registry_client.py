@@ -138,13 +138,13 @@ class Repository:
         dropped = 0 if _is_rest(answer, start) else start
         try:
             encoding = answer.headers.get("Content-Encoding", "identity").lower()
-            if encoding != "identity":  # requests would decode it, but sizes and digests are those of the blob
+            if encoding != "identity":  # requests would decompress the body, and its size and digest could differ
                 raise NetworkError(
                     f"{self.reference.host} sends the blob {digest} with the Content-Encoding {encoding[:50]!r}",
                     hint="a proxy may compress what the registry sends: connect without it",
                 )
             for block in answer.iter_content(_BLOCK):
-                yield block[dropped:]  # empty while bytes are dropped, so that the caller can stop
+                yield block[dropped:]  # yields b"" before `start` is reached, so that the caller can stop there too
                 dropped = max(0, dropped - len(block))
         except requests.RequestException as error:
             broken = registry_http_and_auth.unreachable(self.reference.host, error)

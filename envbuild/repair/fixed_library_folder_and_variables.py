@@ -134,9 +134,9 @@ def effective_variables(
 
 
 def library_folder(pin: LibraryPin, python: str, say: Callable[[str], None]) -> Path:
-    """Return the folder with the libraries of a wheel. The wheel is downloaded once; the checksum of each file is
-    checked at every call. If several processes need the folder at the same time, one of them makes it, and the others
-    wait."""
+    """Download the wheel of `pin`, unpack its libraries to a folder of the user's cache, and return this folder. If the
+    folder exists and the checksums of its files are correct, nothing is downloaded. If several processes need it at the
+    same time, one of them makes it, and the others wait."""
     folder = user_folders.cache_folder("libraries") / f"{pin.distribution}-{pin.version}"
     if _is_intact(folder):
         return folder

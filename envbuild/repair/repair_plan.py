@@ -295,8 +295,8 @@ class _Steps:
         if "uv" in self._add():
             force = tuple(word for name in again for word in ("--reinstall-package", name))
         elif again:
-            # pip's --force-reinstall would also replace numpy and all other requirements by their newest versions, and
-            # `poetry add` has no such option
+            # Uninstall them first. pip's --force-reinstall would also replace numpy and all other requirements by their
+            # newest versions, and `poetry add` has no option that reinstalls.
             tool = "Poetry" if "poetry" in self._add() else "pip"
             does = f"remove {', '.join(again)}, which {tool} would keep"
             yield Command(does, (*self.manager.pip("uninstall"), *again))

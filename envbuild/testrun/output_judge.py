@@ -102,7 +102,8 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
-    if documents or not ended:  # without any output, the error that ended the run is enough
+    # If the run ended with an error before its first frame, the missing parts are not reported as further errors.
+    if documents or not ended:
         errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)

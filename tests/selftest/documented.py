@@ -61,6 +61,10 @@ Attention scores:
 Other dimensions:
 
 - late (optimizer): the last parameter gets its first gradient one step after the others.
+- fading (optimizer): the range of the gradients shrinks to a quarter from step to step.
+- shapes (optimizers, clipped gradients): few, matrices: three small tensors. many: 114 small tensors. chunk: a tensor
+  about as large as a block of a multi-tensor kernel (65,536 elements), and a small one. scalar: a tensor without
+  dimensions, and two small ones.
 - past, queries past, keys past: this number is added to a size, so that it is not a multiple of a tile.
 - weights (a, b) of a weighted product: the result is a times the product plus b times the added tensor.
 - added (weighted product): the shape of the added tensor, then its layout. row of each matrix: each matrix of the batch

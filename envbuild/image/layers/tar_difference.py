@@ -108,7 +108,10 @@ def _entries(file: Path) -> dict[str, _Entry]:
 def _path(name: str) -> str:
     path = name.removeprefix("./").strip("/")
     if path.rpartition("/")[2].startswith(_WHITEOUT):
-        raise BuildError(f"the name {printable(name)!r} is reserved in layers", hint="leave its package out")
+        raise BuildError(
+            f"{printable(name)!r} cannot be in a layer: there, names that begin with {_WHITEOUT} delete files",
+            hint="leave its package out",
+        )
     return "" if path == "." else path
 
 

@@ -28,7 +28,7 @@ from envbuild.selftest.harness.script_tracebacks import FOLDER
 _TICK = 0.02  # polling interval in seconds; output of a child wakes the harness sooner
 _CHUNK = 1 << 16
 _STREAMS = ("messages", "dump", "noise")  # names of fields of probe_process.Ends
-KEPT = 1 << 16  # bytes: the most of a probe's output that is passed on to stderr, and the most that is kept
+KEPT = 1 << 16  # bytes of a probe's output: the first are copied to stderr, the last are kept to explain a crash
 _LEFT_IN_PIPES = 1 << 20  # bytes read after a probe's end: more than a pipe holds by default, but limited
 
 

@@ -120,8 +120,8 @@ def attention_inputs(case: AttentionCase) -> Inputs:
 
 @functools.lru_cache(maxsize=1)
 def _rounded(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Inputs:
-    """Round the values to `dtype`. Cached, because a causal case and the corresponding non-causal case use the same
-    inputs."""
+    """Round the values to `dtype`. The result is cached, because the case with a causal mask and the same case
+    without a mask have the same inputs."""
     return Inputs(*(values.to(dtype) for values in _values(shape)))
 
 

@@ -49,7 +49,8 @@ VARIANTS = 4  # variants of a class's code: two pairs; the two variants of a pai
 # the lowest score of a key of the class, and how much each differing element adds to the score
 MATCH, ELEMENT = 8.0, 0.25
 SPREAD, SPREAD_FLAT = 0.7, 0.2  # approximate spread of the scores within a class
-SHARED = {torch.bfloat16: 60}  # by dtype, the most queries that look for one key: the key's gradient is a sum over them
+# by dtype, the maximum number of queries per class of keys, because the gradient of a key is a sum over these queries
+SHARED = {torch.bfloat16: 60}
 SHARED_OTHERS = 200
 COARSE = 1 / 12  # the smallest factor of the scores (1 / sqrt(depth) or `scale`) for scores around +-100 in bfloat16
 REPEATED = 16  # the most keys per class with which elements of a mask are inputs

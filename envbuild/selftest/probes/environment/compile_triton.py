@@ -78,7 +78,8 @@ def _built(folder: str) -> set[Path]:
 
 
 def _need_compiler(context: Context) -> None:
-    """Require gcc for Triton and g++ for torch.compile, or the compilers in CC and CXX."""
+    """Require the compilers: for torch.compile the one that CXX names, by default g++; for Triton, on a GPU, the one
+    that CC names, by default gcc. Raises ProbeFailure if one is missing, or Skip on the CPU."""
     wanted = [os.environ.get("CXX", "g++"), *([] if context.on_cpu else [os.environ.get("CC", "gcc")])]
     missing = [name for name in wanted if not shutil.which(name)]
     if missing and context.on_cpu:

@@ -17,8 +17,8 @@ from envbuild.selftest.numerics import tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import without_rounding
 
-# Roundings of a position in float32. Each is a rounding of a number of at most n: the scale, its product with i + 1/2,
-# and the difference from 1/2.
+# The number of roundings when a position is computed in float32. Three results are rounded, each at most n: the scale,
+# its product with i + 1/2, and that product minus 1/2.
 POSITION = 3
 SLOPE = 1.5  # the largest derivative of a cubic weight by its position: 1.35 for a = -3/4, 1.39 for a = -1/2
 # Roundings of the weights of one output that may fall on one element, in units of ROUNDED. Linear: both weights, at a

@@ -1,9 +1,10 @@
 """Steps of SGD, Adam and AdamW with sampled options, sizes and gradient layouts, compared with the same steps in
 float64. Clipping of gradients by their norm is tested too.
 
-Effective gradients have the signs of the parameters. Weight decay then cancels nothing, and |update| is the sum of the
-magnitudes of its terms. Gradients may shrink from step to step, because otherwise amsgrad has no effect. The last
-parameter may get its first gradient one step later than the others, so that its step count is lower.
+Each gradient, negated if `maximize` is set, has the sign of its parameter. Gradient and weight decay then have the same
+sign, so |update| is the sum of the magnitudes of its terms, without cancellation. Gradients may shrink from step
+to step, because otherwise amsgrad has no effect. The last parameter may get its first gradient one step later than the
+others, so that its step count is lower.
 """
 
 from __future__ import annotations

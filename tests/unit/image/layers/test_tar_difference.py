@@ -169,7 +169,7 @@ def test_a_difference_gives_the_second_tar(first: Tree, second: Tree) -> None:
 
 @pytest.mark.parametrize("name", [".wh.a", "d/.wh..wh..opq"])
 def test_a_name_of_whiteouts_is_refused(name: str) -> None:
-    with pytest.raises(BuildError, match="reserved in layers"):
+    with pytest.raises(BuildError, match="cannot be in a layer"):
         difference({}, {"d": D, name: A})
 
 
