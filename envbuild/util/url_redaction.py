@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 
-IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
+IN_TEXT = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
 """Matches a URL in a sentence, without punctuation that follows the URL."""
 
 
@@ -27,7 +27,9 @@ def validate_url(text: str) -> str:
 def redact_url(address: str) -> str:
     """Remove user, password, query and fragment from a URL. If it is ambiguous at which @ a password ends, `***`
     replaces everything after the scheme."""
-    scheme, separator, rest = address.rpartition("://")
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        scheme, rest = "", address
     middle = re.split(r"[/?#]", rest, maxsplit=1)[0] if separator else rest
     later = rest.count("@", len(middle))  # an @ in the path, or after a / ? or # in a password
     if separator and not later:
@@ -35,6 +37,8 @@ def redact_url(address: str) -> str:
     elif later and re.search("[:@]", middle):
         password = later == 1 and "@" not in middle and not re.fullmatch(r"[^:]*:[0-9]+", middle)
         rest = host(rest) if password else "***"
+    elif not separator and re.match("[^/@]*:[^/]*@", rest):  # the address of a proxy may have no scheme
+        rest = host(rest)
     return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
 
 

@@ -21,6 +21,10 @@ from envbuild.util import url_redaction
         ("https://u:p@ss/w@host/x", "https://***"),
         ("https://u:p@host/cuda@12/x", "https://***"),
         ("https://u:12/34@host/x", "https://***"),
+        ("https://u:p@host/x?next=https://other/y", "https://host/x"),
+        ("https://u:a://b@host/x", "https://host/x"),
+        ("u:p@proxy.example:3128", "proxy.example:3128"),
+        ("git@host:team/x", "git@host:team/x"),
     ],
 )
 def test_no_password_and_the_right_host(address: str, shown: str) -> None:
@@ -36,6 +40,8 @@ def test_no_password_and_the_right_host(address: str, shown: str) -> None:
         ("no address: a//b, c:/d", "no address: a//b, c:/d"),
         ("retries exceeded with url: /b/x?Signature=s3cr3t (Caused by", "retries exceeded with url: /b/x (Caused by"),
         ("with url: /x#s3cr3t", "with url: /x"),
+        ("GET HTTPS://u:p@h/x", "GET HTTPS://h/x"),
+        ("GET https://u:p@h/x?next=https://o/y: gone", "GET https://h/x: gone"),
         ("with url: /b/x (Caused by", "with url: /b/x (Caused by"),
     ],
 )
