@@ -407,12 +407,11 @@ def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
 
 
 def home(file: FilePath) -> FilePath:
-    """The project's folder for a profile's file: the folder that contains profiles/, or, for a file that is not in such
-    a folder, the folder of the file.
+    """The project's folder for a profile's file: the folder that contains profiles/, if the file is in profiles/ or in
+    profiles/projects/; otherwise the folder of the file.
 
     `file` may be relative to the working folder, for example a bare name if the working folder is profiles/.
     """
     folder = FilePath(os.path.abspath(file)).parent  # noqa: PTH100 - a profile that is a link belongs to the folder of the link
-    while folder.name in ("projects", "profiles"):
-        folder = folder.parent
-    return folder
+    above = folder.parent if folder.name == "projects" else folder
+    return above.parent if above.name == "profiles" else folder

@@ -216,3 +216,18 @@ def test_removing_a_value_also_removes_its_list_or_mapping() -> None:
     }
     assert yaml_and_project_paths.without(doc, [("a", "c", "missing"), ("e", 0, "x")]).data == {"a": {"b": 1}, "f": 3}
     assert doc.data["e"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("file", "home"),
+    [
+        ("/w/p/profiles/a.yaml", "/w/p"),
+        ("/w/p/profiles/projects/a.yaml", "/w/p"),
+        ("/w/p/a.yaml", "/w/p"),
+        ("/w/projects/a.yaml", "/w/projects"),
+        ("/w/projects/profiles/a.yaml", "/w/projects"),
+        ("/w/projects/profiles/projects/a.yaml", "/w/projects"),
+    ],
+)
+def test_a_folder_above_the_project_is_not_part_of_it(file: str, home: str) -> None:
+    assert yaml_and_project_paths.home(Path(file)) == Path(home)
