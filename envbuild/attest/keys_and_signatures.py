@@ -1,5 +1,6 @@
 """Signatures: DSSE envelopes signed with ECDSA P-256. A private key and its passphrase are never printed, nor is the
-value of a variable that should name a file but may contain a key or a passphrase by mistake.
+value of a variable or of the setting `signing_key` that should name a file but may contain a key or a passphrase by
+mistake.
 
 The cryptography libraries are imported only when something is signed or checked, because most commands do neither.
 """
@@ -122,7 +123,7 @@ def _configured() -> tuple[bytes, str] | None:
     if named:
         return _read(Path(named), "signing key", f"that {KEY} names"), named
     named = settings.setting("signing_key")
-    return (_read(Path(named), "signing key"), named) if named else None
+    return (_read(Path(named), "signing key", "that signing_key in config.yaml names"), named) if named else None
 
 
 def trusted(file: Path | None = None) -> PublicKey | None:

@@ -79,4 +79,6 @@ def _keys(data: dict[str, Any]) -> Iterator[Fault]:
         except (ValueError, RuntimeError, OSError):  # a NUL in the path; ~ of an unknown user; a path that is too long
             missing = True
         if missing:
-            yield settings.placed(name, Fault(f"file not found: {file}"))
+            is_key = "-----BEGIN" in str(file)  # a private key must not be shown
+            fault = "contains a key, not the path of a file" if is_key else f"file not found: {file}"
+            yield settings.placed(name, Fault(fault))

@@ -226,6 +226,17 @@ def test_a_secret_in_the_variable_of_a_file_is_not_shown(name: str, monkeypatch:
         assert SECRET not in f"{caught.value}{caught.value.hint}" and value[:20] not in str(caught.value)
 
 
+def test_a_secret_in_the_setting_of_a_file_is_not_shown() -> None:
+    user_folders.config_file().parent.mkdir(parents=True)
+    private, _ = keys_and_signatures.generate(SECRET)
+    for value in (private.decode(), base64.b64encode(private).decode()):
+        user_folders.config_file().write_text(f"signing_key: {json.dumps(value)}\n", encoding="utf-8")
+        settings.settings_document.cache_clear()
+        with pytest.raises(FileError, match=r"that signing_key in config\.yaml names cannot be read") as caught:
+            keys_and_signatures.configured_signer()
+        assert value[:20] not in f"{caught.value}{caught.value.hint}"
+
+
 @pytest.mark.parametrize("path", ["~nobody-is-called-that/team.pub", "team\0.pub", "nosuch.pub"])
 def test_a_path_that_names_no_file_is_a_usage_error(path: str) -> None:
     with pytest.raises(FileError, match="cannot be read"):
