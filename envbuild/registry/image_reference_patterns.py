@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from envbuild.util.errors import UsageError
 
 _WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 NAME = rf"{_WORD}(?:/{_WORD})*"
-_LABELS, _IPV6, _PORT = r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", r"\[[0-9a-fA-F:]+\]", r":[0-9]{1,5}"
+PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_LABELS, _IPV6, _PORT = r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", r"\[[0-9a-fA-F:]+\]", rf":{PORT}"
 HOST = rf"(?:{_LABELS}|{_IPV6})(?:{_PORT})?"
 TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 # As in docker, a first part without any of .:[ is not a host, unless it is localhost. Anything after the name, such as
@@ -28,6 +30,15 @@ BY_TAG = rf"{REPOSITORY}:{TAG}"
 BY_DIGEST_OR_TAG = rf"{REPOSITORY}(?:{_DIGEST}|:{TAG}(?:{_DIGEST})?)"
 # Allowed references to a job's image: a name with a digest, or only an image id.
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
+
+
+def has_valid_address(host: str) -> bool:
+    """Whether urllib can parse HOST[:PORT], which matches HOST. The pattern also matches invalid IPv6 addresses."""
+    try:
+        urlsplit(f"//{host}")
+        return True
+    except ValueError:
+        return False
 
 
 def require_digest(image: str) -> None:

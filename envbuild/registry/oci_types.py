@@ -50,8 +50,8 @@ class Reference:
         name, colon, tag = path.partition(":")
         if host == "docker.io" and "/" not in name:
             name = f"library/{name}"
-        parts = (_HOST.fullmatch(host), _NAME.fullmatch(name), not colon or _TAG.fullmatch(tag),
-                 not separator or DIGEST.fullmatch(digest), len(text) <= 500)  # fmt: skip
+        parts = (_HOST.fullmatch(host), image_reference_patterns.has_valid_address(host), _NAME.fullmatch(name),
+                 not colon or _TAG.fullmatch(tag), not separator or DIGEST.fullmatch(digest), len(text) <= 500)  # fmt: skip
         if not all(parts):
             raise UsageError(
                 f"{text[:200]!r} is not a reference to an image in a registry",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from envbuild.util import settings
 from envbuild.util.errors import Fault, UsageError, printable, unknown
@@ -51,4 +52,8 @@ def parse(found: Mapping[str, Any], given: Mapping[str, str]) -> Network:
 
 
 def _is_host(value: object) -> bool:
-    return isinstance(value, str) and _HOST.fullmatch(value) is not None
+    """Whether a value is HOST or HOST:PORT. The pattern also matches invalid ports and IPv6 addresses."""
+    try:
+        return isinstance(value, str) and _HOST.fullmatch(value) is not None and urlsplit(f"//{value}").port != 0
+    except ValueError:
+        return False

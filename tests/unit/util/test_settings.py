@@ -8,7 +8,7 @@ import pytest
 from envbuild.doctor import site_settings_validation
 from envbuild.image import registry_push
 from envbuild.registry.image_reference_patterns import REGISTRY
-from envbuild.util import settings, user_folders
+from envbuild.util import network_settings, settings, user_folders
 from envbuild.util.errors import SettingsError, UsageError
 from envbuild.util.runner_names import RUNNERS
 from unit.support import PROFILE, configure, envbuild, write_profile
@@ -154,6 +154,17 @@ def test_no_fault_hides_another(project: Path) -> None:
     errors = {verb: envbuild(verb, named).stderr for verb, named in (("show", "cpu"), ("verify", "example.com/x"))}
     for command, stderr in errors.items():
         assert all(f"{file}:{fault}" in stderr for fault in FAULTS), (command, stderr)
+
+
+@pytest.mark.parametrize("host", ["b.example:65536", "[::g]", "[:::]"])
+def test_a_host_that_has_no_valid_address_is_refused(host: str) -> None:
+    with pytest.raises(UsageError):
+        network_settings.parse({"token_services": {"a.example": host}}, {})
+
+
+def test_a_private_key_in_the_settings_is_not_shown(project: Path) -> None:
+    configure("signing_key: |\n  -----BEGIN PRIVATE KEY-----\n  c2VjcmV0\n")
+    assert "c2VjcmV0" not in str(site_settings_validation.read().faults)
 
 
 def test_a_key_that_is_there_twice_hides_no_other_fault() -> None:
