@@ -77,8 +77,9 @@ def parse_config(image_id: str, raw: bytes) -> Config:
     return Config(image_id, layers, labels, environment, settings)
 
 
-DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
-"""All errors that tarfile raises for an invalid or hostile tar, in whose headers any number may occur."""
+DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError, RecursionError)
+"""All errors that tarfile raises for an invalid or hostile tar, in whose headers any number may occur. RecursionError:
+tarfile calls itself for each of several extended headers in a row."""
 
 
 class Member(tarfile.TarInfo):
@@ -116,7 +117,7 @@ def entries(
         _unpacked(place, digest, diff_id, watch) as stream,
         tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive,
     ):
-        for count, member in enumerate(archive):
+        for count, member in enumerate(archive, 1):
             if count > _MOST:
                 raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
             if member.size > _LARGEST:
