@@ -186,7 +186,10 @@ class Repository:
                 raise Malformed("the list of tags is not a list of texts")
             found += listed
             # only these two values are taken from the link: its host may be wrong behind a proxy, or hostile
-            values = parse_qs(urlsplit(answer.links.get("next", {}).get("url", "")).query)
+            try:
+                values = parse_qs(urlsplit(answer.links.get("next", {}).get("url", "")).query)
+            except ValueError:
+                raise Malformed("the link to the next part of the list of tags is not a URL") from None
             page = {key: values[key][0] for key in ("last", "n") if key in values}
             if "last" not in page or not listed:
                 return found

@@ -65,6 +65,9 @@ class _Adapter(Adapter):
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, ssl_context=_context(self._authority), **options)
 
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        return super().proxy_manager_for(proxy, ssl_context=_context(self._authority), **options)
+
 
 @cache
 def _context(authority: str | None) -> ssl.SSLContext:

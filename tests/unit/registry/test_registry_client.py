@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from requests.adapters import HTTPAdapter
 
 from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.registry import oci_types, registry_client, registry_http_and_auth
@@ -57,7 +59,8 @@ def test_references_are_read_as_docker_reads_them(text: str, parts: tuple[str, .
 
 @pytest.mark.parametrize(
     "text",
-    ["", "http://r.io/a", "https://r.io/a", "r.io/A", "r.io/a:", "r.io/a@sha256:0", "r.io/a/../b", "r.io/a b", "r.io/",
+    ["r.io:65536/a", "[:::]/a",
+     "", "http://r.io/a", "https://r.io/a", "r.io/A", "r.io/a:", "r.io/a@sha256:0", "r.io/a/../b", "r.io/a b", "r.io/",
      "r.io/a@md5:0", "r.io:99999999/a", "user@r.io/a", "r.io/" + "a" * 600, "r.io/a\n"],
 )  # fmt: skip
 def test_an_argument_that_names_no_image_is_a_usage_error(text: str) -> None:
@@ -505,6 +508,21 @@ def test_a_token_service_that_refuses_the_list_of_tags_is_not_an_error(
     registry.lies["/v2/team/h20/tags/list"] = (401, {"WWW-Authenticate": challenge}, b"{}")
     registry.lies["/token"] = (403, {}, b"{}")
     assert repository(registry).tags() == []
+
+
+def test_an_invalid_link_in_the_list_of_tags_is_refused(registry: Registry) -> None:
+    link = {"Link": '<https://[x/v2/team/h20/tags/list?last=a>; rel="next"'}
+    registry.lies["/v2/team/h20/tags/list"] = (200, link, b'{"tags": ["a"]}')
+    with pytest.raises(Refusal, match="not a URL"):
+        repository(registry).tags()
+
+
+def test_a_registry_behind_a_proxy_may_have_a_certificate_of_its_own_authority() -> None:
+    authority = ssl.get_default_verify_paths().openssl_cafile
+    adapter = registry_http_and_auth.registry_session(authority).get_adapter("https://r.io/")
+    assert isinstance(adapter, HTTPAdapter)
+    pool = adapter.proxy_manager_for("http://proxy.example:3128").connection_from_host("r.io", 443, "https")
+    assert pool.conn_kw["ssl_context"] is registry_http_and_auth._context(authority)
 
 
 def test_a_failing_registry_is_an_error_of_the_list_of_tags(registry: Registry) -> None:
