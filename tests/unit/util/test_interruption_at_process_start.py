@@ -63,3 +63,10 @@ def test_a_program_that_another_thread_starts_holds_nothing_back() -> None:
         time.sleep(60)
     for thread in threads:
         thread.join()
+
+
+def test_an_argument_that_no_program_can_have_does_not_delay_later_interruptions() -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        host_processes.run(["true", "a\0b"])
+    with pytest.raises(KeyboardInterrupt):
+        interruption_at_process_start.interrupt(KeyboardInterrupt)
