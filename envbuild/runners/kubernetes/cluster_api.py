@@ -145,7 +145,7 @@ class Cluster:
             response = call(*arguments, **options, _preload_content=False, _request_timeout=_SECONDS)
             try:
                 found = json.loads(response.read(_MAX))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise Silent("its response is not JSON") from error
             finally:
                 response.close()
@@ -198,6 +198,6 @@ def _message(error: Any) -> str:
     body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
     try:
         message = json.loads(body)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         message = body or error.reason
     return printable(str(message)[:1000])
