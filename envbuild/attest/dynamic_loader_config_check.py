@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
 
-# By default, the dynamic loader searches these folders and their subfolders named after the architecture, but no other
-# subfolders.
+# By default, the dynamic loader searches these folders and their subfolders named after the architecture. It
+# also searches their subfolders in glibc-hwcaps, which are not in _DEFAULT: a cache entry that leads there is reported.
 _LIBRARIES = ("lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib")
 _DEFAULT = frozenset(f"{folder}{triple}" for folder in _LIBRARIES for triple in ("", "/x86_64-linux-gnu"))
 # File names of system libraries: the dynamic loader, the C library, the C++ run-time libraries, the libraries to which

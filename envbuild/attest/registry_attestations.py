@@ -317,7 +317,7 @@ def _identity(envelope: Envelope) -> tuple[bytes, ...]:
 
 class _Reader:
     """Reads evidence that anybody may have written, with limits on its number and size. An invalid piece does not
-    prevent the others from being read."""
+    prevent the others from being read, but NetworkError is raised if the registry lacks a blob that it lists."""
 
     def __init__(self, repository: ImageSource) -> None:
         self._repository = repository

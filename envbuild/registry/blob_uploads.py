@@ -10,6 +10,7 @@ also ends with the error if the registry requests a pause of more than 60 second
 
 Other statuses from 400 to 499 are final. Two of them concern only the state of an upload, and count as failures that
 may pass: after 416 the upload is resumed, and after 404 (the upload has expired) the blob is sent from its beginning.
+If the registry refuses the first part of a blob with one of the statuses _NO_PARTS, the blob is sent in one request.
 """
 
 from __future__ import annotations

@@ -218,8 +218,8 @@ def abort(session: requests.Session) -> None:
 
 
 def body(answer: requests.Response, limit: int) -> bytes:
-    """The whole body of a response. If it is longer than `limit` bytes, the result is also longer than `limit`, but not
-    the whole body.
+    """The whole body of a response. If it is longer than `limit` bytes, the result is also longer than `limit`, but may
+    not be the whole body.
 
     Raises RequestException if the body is incomplete. (Reading `answer.raw` would raise urllib3's errors instead.)
     """

@@ -1,7 +1,7 @@
 """Parses untrusted YAML and records the file and line of every value. Also resolves paths within a project.
 
-Tags, aliases and duplicate keys are refused, and size and depth are limited. (With aliases, a few hundred bytes can
-expand to gigabytes.)
+Aliases, duplicate keys and tags are refused, except tags that name the value's own kind (!!str, !!map, !!seq). Size and
+depth are limited. (With aliases, a few hundred bytes can expand to gigabytes.)
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _STR, _INT, _FLOAT, _BOOL, _NULL, _DATE, _MAP, _SEQ = (
 
 
 class _Loader(yaml.CSafeLoader):
-    """Parses only decimal numbers, as in YAML 1.2: 1:30:00, 1:30.0 and 0012 are strings, not numbers of base 60 and
+    """Parses only decimal numbers: 1:30:00, 1:30.0 and 0012 are strings, not numbers of base 60 and
     8."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
