@@ -51,7 +51,8 @@ class Reference:
         if host == "docker.io" and "/" not in name:
             name = f"library/{name}"
         parts = (_HOST.fullmatch(host), image_reference_patterns.has_valid_address(host), _NAME.fullmatch(name),
-                 not colon or _TAG.fullmatch(tag), not separator or DIGEST.fullmatch(digest), len(text) <= 500)  # fmt: skip
+                 not colon or _TAG.fullmatch(tag), not separator or DIGEST.fullmatch(digest),
+                 len(text) <= 500)  # fmt: skip
         if not all(parts):
             raise UsageError(
                 f"{text[:200]!r} is not a reference to an image in a registry",

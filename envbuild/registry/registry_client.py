@@ -98,8 +98,9 @@ class Repository:
 
         A response that ends early is resumed. So is a download whose registry does not answer any more, or answers with
         408, 429 or 5xx (not 501). An error before the first byte of all is raised at once. After four failures in a
-        row, the last error is raised; the count begins again whenever _BLOCK bytes have arrived since it began. The pauses between them are 0.5, 2 and 8 seconds, or as long as the
-        registry requests (Retry-After), up to 60 seconds; if it requests more, the error is raised.
+        row, the last error is raised; the count begins again whenever _BLOCK bytes have arrived since it began. The
+        pauses between the failures are 0.5, 2 and 8 seconds, or as long as the registry requests (Retry-After), up to
+        60 seconds; if it requests more, the error is raised.
         """
         begin = counted_from = start
         pauses = iter(_PAUSES)
