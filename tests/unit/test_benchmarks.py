@@ -170,7 +170,7 @@ def test_an_interruption_ends_with_one_line_and_cleans_up(
     assert running.stdout and running.stdout.readline()
     time.sleep(0.1 if collecting else 0)
     running.send_signal(by)
-    out, err = running.communicate(timeout=30)
+    out, err = running.communicate(timeout=120)
     assert (running.returncode, out, err) == (code, "", f"interrupted by {by.name}\n")
     assert list(tmp_path.iterdir()) == []
 

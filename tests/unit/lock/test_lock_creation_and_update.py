@@ -477,7 +477,7 @@ def test_an_extension_that_the_lock_has_as_a_wheel_is_refused_at_its_line(
     with pytest.raises(ProfileError, match="is also a locked wheel") as caught:
         lock_creation_and_update.update_lock(plan_of(project, data), None)
     (fault,) = caught.value.faults
-    assert fault.field == "extensions[0]" and fault.line and fault.message.startswith(f"{name} 1.0 is locked")
+    assert fault.field == "extensions[0]" and fault.line and fault.message.startswith(f"{name} 1.0 is already locked")
 
 
 @pytest.mark.parametrize("name", ["torch", "python", "cuda"])

@@ -143,7 +143,7 @@ class HashOnce:
         self._project, self._results = project, results
 
     def __call__(self, python: Path) -> EnvironmentFiles:
-        key = (python, tuple(map(os.environ.get, VARIABLES)), self._files())
+        key = (python, tuple(map(os.environ.get, VARIABLES)), environment_file_hasher.LARGEST_TEXTS, self._files())
         if key not in self._results:
             try:
                 self._results[key] = HASH_ENVIRONMENT(python)

@@ -348,7 +348,7 @@ def test_a_lock_is_next_to_its_profile_from_every_working_directory(project: Pat
 def test_a_circle_is_refused_at_its_place(project: Path, links: list[str]) -> None:
     for name, parent in zip("abc", links, strict=False):
         (project / "profiles" / f"{name}.yaml").write_text(f"# x\nextends: {parent}\n", encoding="utf-8")
-    with pytest.raises(ProfileError, match="circle") as caught:
+    with pytest.raises(ProfileError, match="leads back to the same profile") as caught:
         profile_reader_and_overrides.load("a")
     assert caught.value.faults[0].line == 2
 
