@@ -23,8 +23,8 @@ _DECISIVE = re.compile(
     r"|OPENSSL_(CONF|MODULES)|OMP_TOOL_LIBRARIES|NVTX_INJECTION64_PATH|IBV_\w+"
     r"|ONEDNN_\w+|DNNL_\w+|MKL_\w+|OPENBLAS_\w+|ATEN_\w+|DISABLE_ADDMM_CUDA_LT|BASH_ENV"
 )
-# Exceptions: variables that ordinary child images set. They cause nothing to be loaded, and change a
-# result at most by rounding (numbers of threads).
+# Exceptions: variables that ordinary child images set. They cause nothing to be loaded, and change a result at most by
+# rounding (numbers of threads).
 _HARMLESS = re.compile(
     r"PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|HASHSEED|IOENCODING|UNBUFFERED|UTF8)"
     r"|CUDA_(DEVICE_ORDER|VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)|NVIDIA_(DRIVER_CAPABILITIES|VISIBLE_DEVICES)"

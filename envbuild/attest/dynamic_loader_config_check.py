@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
 
-# By default, the dynamic loader searches these folders and their subfolders named after the architecture. It
-# also searches their subfolders in glibc-hwcaps, which are not in _DEFAULT: a cache entry that leads there is reported.
+# By default, the dynamic loader searches these folders and their subfolders named after the architecture. It also
+# searches their subfolders in glibc-hwcaps, which are not in _DEFAULT: a cache entry that leads there is reported.
 _LIBRARIES = ("lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib")
 _DEFAULT = frozenset(f"{folder}{triple}" for folder in _LIBRARIES for triple in ("", "/x86_64-linux-gnu"))
 # File names of system libraries: the dynamic loader, the C library, the C++ run-time libraries, the libraries to which
@@ -40,8 +40,8 @@ def is_system_library(path: PurePosixPath) -> bool:
 def of_loader(path: str, content: bytes | None, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
     """Yield the changes that a configuration file of the dynamic loader makes; nothing for any other file.
 
-    `content`: None for a link, and for a file too large to read. `names`: libraries that, as
-    system libraries, must come from a default or a locked folder. `locked`: the folders of locked archives.
+    `content`: None for a link, and for a file too large to read. `names`: libraries that must come from a default or a
+    locked folder, as system libraries must. `locked`: the folders of locked archives.
     """
     if path == "etc/ld.so.preload":
         yield "libraries are preloaded"

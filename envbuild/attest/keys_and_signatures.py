@@ -120,10 +120,9 @@ def _configured() -> tuple[bytes, str] | None:
     named = os.environ.get(KEY)
     if named and "-----BEGIN" in named:
         return named.encode(), KEY
-    if named:
-        return _read(Path(named), "signing key", f"that {KEY} names"), named
-    named = settings.setting("signing_key")
-    return (_read(Path(named), "signing key", "that signing_key in config.yaml names"), named) if named else None
+    source = KEY if named else "signing_key in config.yaml"
+    named = named or settings.setting("signing_key")
+    return (_read(Path(named), "signing key", f"that {source} names"), named) if named else None
 
 
 def trusted(file: Path | None = None) -> PublicKey | None:

@@ -1,5 +1,5 @@
-"""Reads an image from its source in blocks: its configuration, and the files of its layers. Every
-part that is kept in memory has a limited size."""
+"""Reads an image from its source in blocks: its configuration, and the files of its layers. Every part that is
+kept in memory has a limited size."""
 
 from __future__ import annotations
 

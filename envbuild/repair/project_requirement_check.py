@@ -77,15 +77,8 @@ def _line(file: Path, number: int, requirement: Requirement, version: str, hashe
     wanted = Requirement(f"{requirement.name}=={version}")
     wanted.extras, wanted.marker = requirement.extras, requirement.marker
     from_torch = canonicalize_name(requirement.name) in database.torch_index().packages
-    download = shlex.join(
-        (
-            "pip",
-            "download",
-            "--no-deps",
-            *(index_options(version) if from_torch else ()),
-            f"{requirement.name}=={version}",
-        )
-    )
+    options = ("--no-deps", *(index_options(version) if from_torch else ()))
+    download = shlex.join(("pip", "download", *options, f"{requirement.name}=={version}"))
     hashes = (
         " with the hashes of that version in place of the present ones: `uv pip compile --generate-hashes` or "
         "`pip-compile --generate-hashes` writes the whole file again; for this line alone, "

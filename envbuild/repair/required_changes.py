@@ -201,8 +201,8 @@ def _version_changes(
     acted, decided = list(shown), list[Advisory]()  # decided: those that have chosen a torch, each at most once
     library_path = False
     torch = _gpu_torch(now, held)
-    first = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
-    pins = dict(first)
+    initial = {} if torch or files_only else {**kept, **dict(_pins_of_leftovers(held, now))}
+    pins = dict(initial)
     packages: dict[str, None] = {}
     variables: dict[str, str] = {}
     after = _with_torch(now, torch) if torch else replace(now, libraries={**now.libraries, **pins})
@@ -244,7 +244,7 @@ def _version_changes(
             todo = []
     if _is_installed(torch, now, held) and not instead:
         # one advisory excludes a newer torch, and another one the older releases
-        torch, after, pins = None, now, first | pins
+        torch, after, pins = None, now, initial | pins
         acted = [advisory for advisory in acted if advisory in shown or advisory.holds(now)]
     cuda = after.cuda or now.cuda or ""
     replaced = torch is not None

@@ -170,18 +170,15 @@ def run(
             preexec_fn=_tied(),
             pass_fds=() if event_end is None else (event_end,),
         )
-    except OSError as error:
+    except BaseException as error:
         if events:
             events.close()
         interruption_at_process_start.let_go()
+        if not isinstance(error, OSError):  # for example ValueError for a NUL in an argument
+            raise
         missing = isinstance(error, FileNotFoundError)
         why = "is not installed or not on PATH" if missing else f"cannot be started: {error.strerror}"
         raise ProcessMissing(f"{arguments[0]} {why}") from error
-    except BaseException:  # for example ValueError for a NUL in an argument
-        if events:
-            events.close()
-        interruption_at_process_start.let_go()
-        raise
     finally:
         if event_end is not None:
             os.close(event_end)  # only the child's copy may stay open, so that the end of the events is detected

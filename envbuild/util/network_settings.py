@@ -52,7 +52,8 @@ def parse(found: Mapping[str, Any], given: Mapping[str, str]) -> Network:
 
 
 def _is_host(value: object) -> bool:
-    """Whether a value is HOST or HOST:PORT. The pattern also matches invalid ports and IPv6 addresses."""
+    """Whether a value is HOST or HOST:PORT. The pattern also matches invalid ports and IPv6 addresses, for which urllib
+    raises ValueError."""
     try:
         return isinstance(value, str) and _HOST.fullmatch(value) is not None and urlsplit(f"//{value}").port != 0
     except ValueError:

@@ -127,8 +127,7 @@ _STR, _INT, _FLOAT, _BOOL, _NULL, _DATE, _MAP, _SEQ = (
 
 
 class _Loader(yaml.CSafeLoader):
-    """Parses only decimal numbers: 1:30:00, 1:30.0 and 0012 are strings, not numbers of base 60 and
-    8."""
+    """Parses only decimal numbers: 1:30:00, 1:30.0 and 0012 are strings, not numbers of base 60 and 8."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [known for known in every if known[0] not in (_INT, _FLOAT)]

@@ -119,7 +119,7 @@ KNOWN_FAULTS = (
     # input is such a convolution.
     *(
         KnownFault(
-            name=f"{way} convolution with AMX whose channels times kernel width are a multiple of 32",
+            name=f"{way} convolution whose channels times kernel width are a multiple of 32",
             operation="convolution",
             results=(result,),
             device="cpu",
