@@ -55,12 +55,13 @@ each document. `envbuild export schema --document make` writes the JSON Schema o
 |---|---|
 | verified | the evidence fulfils all that the profile requires |
 | unverified | built, but required evidence is missing |
-| stale | the lock is older than the profile, or the evidence is of a different self-test |
+| stale | the profile changed after it was locked, or the evidence is for a different lock or self-test |
 | failed | the self-test failed; in `make` also: no image was built |
 | missing | not locked, or not built |
 | tampered | the tag `verified` was moved by hand |
 | invalid | the profile or its lock cannot be read |
 | built | the image exists; `build` does not look at evidence |
+| computed | `build` found no engine: only the id of the image is known |
 
 `show` asks no engine: it computes the state from the evidence on disk. Other commands have states of their own, which
 are listed below.
