@@ -122,8 +122,9 @@ def _conda(loaded: LoadedProfile, locked: Lock) -> str:
 def _dockerfile(loaded: LoadedProfile, locked: Lock) -> str:
     """Write a Dockerfile that installs the locked packages, with an empty build context. Needs BuildKit.
 
-    It is the file that `envbuild lock` writes. The base image is a tag in it, unless the profile names a base image, and
-    no self-test runs: the image is unverified. If a mirror lacks a locked version of a Debian package: docker build --build-arg DEBIAN_VERSIONS=newest.
+    It is the file that `envbuild lock` writes. The base image is a tag in it, unless the profile names a base image,
+    and no self-test runs: the image is unverified. If a mirror lacks a locked version of a Debian package: docker build
+    --build-arg DEBIAN_VERSIONS=newest.
 
     Example: envbuild export dockerfile h20
     Example: docker build -t h20 - < Dockerfile-h20
