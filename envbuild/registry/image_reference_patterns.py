@@ -10,17 +10,19 @@ from envbuild.util.errors import UsageError
 _WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 NAME = rf"{_WORD}(?:/{_WORD})*"
 PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-_LABELS, _IPV6, _PORT = r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", r"\[[0-9a-fA-F:]+\]", rf":{PORT}"
+_LABEL, _IPV6, _PORT = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?", r"\[[0-9a-fA-F:]+\]", rf":{PORT}"
+_LABELS = rf"{_LABEL}(?:\.{_LABEL})*"
 HOST = rf"(?:{_LABELS}|{_IPV6})(?:{_PORT})?"
 TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-# As in docker, a first part without any of .:[ is not a host, unless it is localhost. Anything after the name, such as
-# a tag, is refused.
+_HOST_FIRST = r"[^/]*[.:\[][^/]*/"
+# As in docker, a first part with one of .:[ is a host, and another first part is not, unless it is localhost. Anything
+# after the name, such as a tag, is refused.
 REGISTRY = (
-    rf"(?=.{{1,300}}\Z)(?:(?:localhost|(?=[^/]*[.:\[]){HOST})/)?{NAME}",
-    "HOST/REPOSITORY, without http:// or https:// and without a tag",
+    rf"(?=.{{1,300}}\Z)(?:(?={_HOST_FIRST}){HOST}/|(?!{_HOST_FIRST})){NAME}",
+    "HOST/REPOSITORY, without http:// or https://, without a tag, and without _ in HOST",
 )
 # The same rule without lookahead, which pydantic lacks. A first part without any of .:[ is in lower case.
-_DOTTED, _PLAIN = r"[a-zA-Z0-9][a-zA-Z0-9-]*\.[a-zA-Z0-9.-]*[a-zA-Z0-9]", r"[a-z0-9]+(?:(?:_|__|-+)[a-z0-9]+)*"
+_DOTTED, _PLAIN = rf"{_LABEL}(?:\.{_LABEL})+", r"[a-z0-9]+(?:(?:_|__|-+)[a-z0-9]+)*"
 REPOSITORY = rf"(?:(?:{_DOTTED}|{_LABELS}{_PORT}|{_IPV6}(?:{_PORT})?|{_PLAIN})/{NAME}|{_WORD})"
 _DIGEST = r"@sha256:[0-9a-f]{64}"
 # Allowed references to a base image. A lock and a Dockerfile have BY_DIGEST, and a lock may also have a tag, BY_TAG. A

@@ -56,7 +56,7 @@ class Reference:
         if not all(parts):
             raise UsageError(
                 f"{text[:200]!r} is not a reference to an image in a registry",
-                hint="write HOST/NAME:TAG or HOST/NAME@sha256:..., without http:// or https://",
+                hint="write HOST/NAME:TAG or HOST/NAME@sha256:..., without http:// or https://, and without _ in HOST",
             )
         return cls(host, name, tag or None, digest or None)
 

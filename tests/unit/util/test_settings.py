@@ -132,11 +132,12 @@ network:
 FAULTS = [
     "1: on: must be one of local, slurm, kubernetes, not 'slrum' (did you mean slurm?)",
     "9: signing_key: file not found: /no/such.key",
-    "3: slurm.registry: must be HOST/REPOSITORY, without http:// or https:// and without a tag, not 'http://foo/bar'",
+    "3: slurm.registry: must be HOST/REPOSITORY, without http:// or https://, without a tag, and "
+    "without _ in HOST, not 'http://foo/bar'",
     "5: slurm.partion: unknown setting (did you mean partition?)",
     "4: slurm.gres: must be a mapping of GPU to name, as in {h20: gpu:h20}, not 'gpu:h20'",
-    "8: kubernetes.registry: must be HOST/REPOSITORY, without http:// or https:// and without a tag, "
-    "not 'example.com/team/x:tag'",
+    "8: kubernetes.registry: must be HOST/REPOSITORY, without http:// or https://, without a tag, and "
+    "without _ in HOST, not 'example.com/team/x:tag'",
     "7: kubernetes.namspace: unknown setting (did you mean namespace?)",
     "11: network.deadline: must be a number of seconds from 1 to 86400",
     "12: network.ratee: unknown setting (did you mean rate?)",
