@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import logging
 import os
 import shlex
@@ -284,7 +285,8 @@ class _Pipe:
         on_line: Callable[[str], None] | None,
         limit: int | None,
     ) -> None:
-        assert pipe is not None
+        assert isinstance(pipe, io.TextIOWrapper)
+        pipe.reconfigure(errors="surrogateescape", newline="")  # lines from which the original bytes can be restored
         self._child, self._pipe, self._on_line = child, pipe, on_line
         self._left = limit
         self._name = Path(str(child.args[0])).name if isinstance(child.args, list) else ""
@@ -293,8 +295,10 @@ class _Pipe:
 
     def drain(self) -> None:
         while line := self._pipe.readline(-1 if self._left is None else self._left + 1):
+            raw = line.encode(self._pipe.encoding, "surrogateescape")
+            line = raw.decode(self._pipe.encoding, "replace").replace("\r\n", "\n").replace("\r", "\n")
             if self._left is not None:
-                self._left -= len(line.encode())
+                self._left -= len(raw)
                 if self._left < 0:
                     self.cut = True
                     self._child.kill()

@@ -145,6 +145,22 @@ def test_as_much_as_the_limit_is_not_cut() -> None:
     assert run(["printf", "a\u00fc"], limit=2).cut
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("'\\377\\376\\303'", "\ufffd\ufffd\ufffd"),
+        ("'a\\r\\n'", "a\n"),
+        ("'a\\rb'", "a\nb"),
+        ("'\\342\\202\\n'", "\ufffd\n"),
+    ],
+)
+def test_the_limit_counts_the_bytes_as_they_were_written(written: str, text: str) -> None:
+    """Invalid UTF-8 and the ends of lines are longer or shorter as text."""
+    done = run(["sh", "-c", f"printf {written}"], limit=3)
+    assert (done.cut, done.stdout) == (False, text)
+    assert run(["sh", "-c", f"printf {written}"], limit=2).cut
+
+
 def test_one_that_ignores_the_first_signal_gets_the_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host_processes, "_GRACE_SECONDS", 0.2)
     with pytest.raises(ProcessTimeout):
