@@ -23,7 +23,7 @@ import requests
 
 from envbuild.doctor.machine_readings import Answer, Authorities, EngineReading, Proxy, clean, short_address
 from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
-from envbuild.fetch import index_config
+from envbuild.fetch import index_config, tls_errors
 from envbuild.registry import registry_http_and_auth
 from envbuild.util import url_redaction
 from envbuild.util.errors import SettingsError
@@ -99,7 +99,7 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
 def _words(error: Exception) -> str:
     """Describes an error of the library requests without its message, which may contain addresses with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
-        return "this machine does not trust its certificate"
+        return tls_errors.tls_fault(error).message
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy refused the connection"
     if isinstance(error, requests.exceptions.Timeout):

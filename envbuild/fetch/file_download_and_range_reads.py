@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import requests
 
-from envbuild.fetch import index_config
+from envbuild.fetch import index_config, tls_errors
 from envbuild.util import http_deadlines, yaml_and_project_paths
 from envbuild.util.errors import HashMismatch, NetworkError, printable
 
@@ -95,7 +95,7 @@ def fetch_file(
         except requests.RequestException as error:
             if not left:
                 raise NetworkError(
-                    f"the download of {remote.name} was interrupted {_TRIES} times: {type(error).__name__}"
+                    f"the download of {remote.name} was interrupted {_TRIES} times: {_reason(error)}"
                 ) from error
             progress(-came)
 
@@ -133,15 +133,21 @@ def _ask(
         )
         answer.raise_for_status()
     except requests.RequestException as error:
-        raise NetworkError(f"{remote.name} cannot be fetched: {_reason(error)}") from error
+        raise NetworkError(f"{remote.name} cannot be fetched: {_reason(error)}", hint=_hint(error)) from error
     return answer
 
 
 def _reason(error: requests.RequestException) -> str:
-    """The response's status, or the class of the error; the error's own message may contain a password."""
+    """The response's status, or the kind of the error; the error's own message may contain a password."""
+    if isinstance(error, requests.exceptions.SSLError):
+        return tls_errors.tls_fault(error).message
     if error.response is None:
         return type(error).__name__
     return f"{error.response.status_code} {printable(error.response.reason or '')[:100]}".strip()
+
+
+def _hint(error: requests.RequestException) -> str | None:
+    return tls_errors.tls_fault(error).hint if isinstance(error, requests.exceptions.SSLError) else None
 
 
 def _local(remote: RemoteFile) -> Path | None:

@@ -20,7 +20,7 @@ import requests
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
-from envbuild.fetch import index_config
+from envbuild.fetch import index_config, tls_errors
 from envbuild.util import http_deadlines, url_redaction
 from envbuild.util.errors import NetworkError
 from envbuild.util.thread_safe_cache import thread_safe_cache
@@ -100,7 +100,10 @@ def _page(address: str, name: str) -> list[Listed]:
             answer.raise_for_status()
             raw = http_deadlines.body(answer, MAX_BYTES)
     except (requests.RequestException, OSError) as error:
-        raise NetworkError(f"the package index {shown} did not answer for {name}: {type(error).__name__}") from error
+        fault = tls_errors.tls_fault(error) if isinstance(error, requests.exceptions.SSLError) else None
+        why = fault.message if fault else type(error).__name__
+        hint = fault.hint if fault else None
+        raise NetworkError(f"the package index {shown} did not answer for {name}: {why}", hint=hint) from error
     if len(raw) > MAX_BYTES:
         raise NetworkError(f"the package index {shown} has a page of more than {MAX_BYTES} bytes for {name}")
     text = raw.decode("utf-8", "replace")

@@ -23,6 +23,7 @@ import docker.errors
 import requests
 from urllib3.util.retry import Retry
 
+from envbuild.fetch import tls_errors
 from envbuild.util import http_deadlines, network_settings, strict_and_canonical_json
 from envbuild.util.errors import NetworkError
 from envbuild.util.http_deadlines import Adapter
@@ -331,8 +332,11 @@ def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
 def unreachable(host: str, error: requests.RequestException) -> NetworkError:
     """The error for a failed request, in our own words: requests' messages may contain URLs with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
-        hint = f"put its CA certificate into /etc/docker/certs.d/{host}/ca.crt, or set REQUESTS_CA_BUNDLE to its file"
-        return NetworkError(f"this machine does not trust the certificate of {host}", hint=hint)
+        fault = tls_errors.tls_fault(error)
+        authority = f"put its CA certificate into /etc/docker/certs.d/{host}/ca.crt, or {fault.hint}"
+        kind = HostUnreachable if fault.temporary else NetworkError
+        text = f"no TLS connection to {host}: {fault.message}"
+        return kind(text, hint=authority if fault.untrusted else fault.hint)
     hint = "check the name and the network"
     if host == "docker.io":
         hint = "a name without a registry means docker.io: write REGISTRY/NAME"
