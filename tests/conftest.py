@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 
@@ -23,13 +24,14 @@ _FIRST = ("images", "clusters and faults", "GPU images", "Debian packages", "tes
           "tests/e2e/", "tests/pretend/", "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
 
 
-def _turn(nodeid: str) -> int:
-    return next((turn for turn, scope in enumerate(_FIRST) if _scope(nodeid).startswith(scope)), len(_FIRST))
+@functools.cache
+def _turn(file: str) -> int:
+    return next((turn for turn, scope in enumerate(_FIRST) if _scope(file).startswith(scope)), len(_FIRST))
 
 
-def _scope(nodeid: str) -> str:
+@functools.cache
+def _scope(file: str) -> str:
     """Return the group of tests that one worker runs: a file, or several engine tests that share their images."""
-    file = nodeid.partition("::")[0]
     name = Path(file).stem
     if not file.startswith("tests/e2e/") or name.removeprefix("test_") in _ALONE:
         return file
@@ -48,7 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return _scope(nodeid)
+            return _scope(nodeid.partition("::")[0])
 
     return Scheduling(config, log)
 
@@ -57,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first, and attach the row of the attack table to its test, so that xdist's workers send it
     along with the result."""
-    items.sort(key=lambda item: _turn(item.nodeid))
+    items.sort(key=lambda item: _turn(item.nodeid.partition("::")[0]))
     for item in items:
         for kind in ("attack", "legitimate"):
             mark = item.get_closest_marker(kind)
