@@ -204,7 +204,7 @@ class _OneLine(dict[str, object]):
     """A mapping written on one line, so that a changed pin is a one-line diff."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     pass
 
 
