@@ -24,6 +24,7 @@ from urllib.parse import urlencode, urlsplit
 
 import requests
 
+from envbuild.registry import registry_http_and_auth
 from envbuild.registry.byte_block_streams import SizedStream, of_equal_size
 from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_http_and_auth import TemporaryFailure
@@ -138,6 +139,7 @@ class Uploads:
             try:
                 answer = self._send("PUT", f"{self._url}/manifests/{target}", data=manifest.raw, headers=headers)
                 self._require(answer, (201,), f"does not accept the manifest {target}")
+                registry_http_and_auth.finish(answer)
                 return answer
             except TemporaryFailure as error:
                 retries.pause(error)
@@ -145,16 +147,19 @@ class Uploads:
     def _has(self, digest: str) -> bool:
         answer = self._send("HEAD", f"{self._url}/blobs/{digest}")
         self._require(answer, (200, 404), f"does not return blobs/{digest}")
-        answer.close()
+        registry_http_and_auth.finish(answer)
         return answer.status_code == 200
 
     def _begin(self, digest: str, mount_from: str | None) -> str | None:
         """Begin an upload and return its URL; None if the blob was mounted from the other repository instead."""
         query = f"?{urlencode({'mount': digest, 'from': mount_from})}" if mount_from else ""
         answer = self._send("POST", f"{self._url}/blobs/uploads/{query}", data=b"")
-        if mount_from and answer.status_code == 201:
+        mounted = mount_from is not None and answer.status_code == 201
+        if not mounted:
+            self._require(answer, (202,), "accepts no upload")
+        registry_http_and_auth.finish(answer)
+        if mounted:
             return None
-        self._require(answer, (202,), "accepts no upload")
         return self._moved(answer.url, answer)
 
     def _put_parts(self, where: str, digest: str, size: int, blocks: Blocks, retries: _Retries) -> bool:
@@ -200,9 +205,10 @@ class Uploads:
                 headers = {**_BINARY, "Content-Range": f"{start}-{start + len(part) - 1}"}
                 answer = self._send("PATCH", where, data=part, headers=headers)
                 if start == 0 and answer.status_code in _NO_PARTS:
-                    answer.close()
+                    registry_http_and_auth.finish(answer)
                     return None
                 self._require_upload(answer, (202, 204), "does not accept a part of a blob")
+                registry_http_and_auth.finish(answer)
                 retries.note_offset(start + len(part))
                 return self._moved(answer.url, answer)
             except _UploadLost:
@@ -215,6 +221,7 @@ class Uploads:
         """Return the URL to resume an upload, and the number of bytes of the blob that the registry has."""
         answer = self._send("GET", where)
         self._require_upload(answer, (204,), "cannot resume an interrupted upload")
+        registry_http_and_auth.finish(answer)
         match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))
         # a registry also answers 0-0 if it has received no byte
         held = int(match[1]) + 1 if match and match[1] != "0" else 0
@@ -224,6 +231,7 @@ class Uploads:
         where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
         answer = self._send("PUT", where, data=content, headers=_BINARY)
         self._require_upload(answer, (201,), f"does not accept the blob {digest}")
+        registry_http_and_auth.finish(answer)
 
     def _require_upload(self, answer: requests.Response, codes: tuple[int, ...], what: str) -> None:
         """Like `require`, but raise _UploadLost or _WrongOffset for a status that concerns only this upload."""

@@ -245,7 +245,7 @@ class Repository:
     ) -> requests.Response | None:
         answer = self._access.send("GET", f"{self._url}/{path}", self._scope("pull"), headers=headers or {})
         if answer.status_code in (404, *also_missing):
-            answer.close()
+            registry_http_and_auth.finish(answer)
             return None
         self._require(answer, codes, f"does not return {path}")
         return answer

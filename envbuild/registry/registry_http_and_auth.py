@@ -8,10 +8,10 @@ uses TLS.
 from __future__ import annotations
 
 import base64
+import contextlib
 import email.utils
 import ipaddress
 import re
-import ssl
 import time
 from collections.abc import Callable
 from functools import cache
@@ -24,8 +24,9 @@ import requests
 from urllib3.util.retry import Retry
 
 from envbuild.fetch import tls_errors
+from envbuild.registry import tls_context
 from envbuild.util import http_deadlines, network_settings, strict_and_canonical_json
-from envbuild.util.errors import NetworkError
+from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.http_deadlines import Adapter
 from envbuild.util.network_settings import Network
 from envbuild.util.untrusted_input_errors import Refusal
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = (15, 120)  # seconds: to connect, and between two reads of a response
 _TOKEN_BYTES = 1 << 20
+_SHORT_BODY = 9999  # bytes
 _REDIRECTS = 5
 
 Send = Callable[..., requests.Response]
@@ -63,20 +65,18 @@ class _Adapter(Adapter):
         self._authority = authority
         super().__init__(limits, **options)
 
-    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, ssl_context=_context(self._authority), **options)
-
-    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        return super().proxy_manager_for(proxy, ssl_context=_context(self._authority), **options)
-
-
-@cache
-def _context(authority: str | None) -> ssl.SSLContext:
-    """The TLS context. It is cached because reading the system's authorities takes tens of milliseconds."""
-    context = ssl.create_default_context()
-    if authority:
-        context.load_verify_locations(authority)
-    return context
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        """Set the pool's TLS context, and prevent urllib3 from reading the authorities again for every connection."""
+        super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
+        configured = conn.ca_certs or conn.ca_cert_dir
+        if conn.cert_reqs != "CERT_REQUIRED" or not configured:
+            return
+        try:
+            conn.conn_kw["ssl_context"] = tls_context.trusting(*filter(None, (self._authority, configured)))
+        except OSError as error:
+            raise requests.exceptions.SSLError(error) from None
+        if conn.proxy is None:  # a proxy with TLS has a context of its own, for which urllib3 reads them
+            conn.ca_certs = conn.ca_cert_dir = None
 
 
 def registry_session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
@@ -138,7 +138,7 @@ class Access:
         if answer.status_code == 401:  # no token yet, or it has expired
             proof = self._proof(answer.headers.get("WWW-Authenticate", ""), scope)
             if proof:
-                answer.close()
+                finish(answer)
                 self._proofs[scope] = proof
                 answer = self._follow(method, url, scope, **options)
         return answer
@@ -152,7 +152,7 @@ class Access:
             answer = self._one(method, url, scope, **options)
             if answer.status_code not in (301, 302, 303, 307, 308) or method not in ("GET", "HEAD"):
                 return answer
-            answer.close()
+            finish(answer)
             url = self.moved(url, answer)
         raise Refusal("redirect", f"{self.host} redirects more than {_REDIRECTS} times")
 
@@ -327,6 +327,16 @@ def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
     if len(found) > limit:
         raise Refusal("too-large", f"{what} is larger than {limit} bytes")
     return found
+
+
+def finish(answer: requests.Response) -> None:
+    """End a response whose body is not needed. A connection can be used again only after an empty body was read, as
+    after HEAD, or a short body. If the body is long or has no known length, the connection is closed."""
+    length = answer.headers.get("Content-Length", "")
+    if answer.request.method == "HEAD" or answer.status_code == 204 or re.fullmatch("[0-9]{1,4}", length):
+        with contextlib.suppress(requests.RequestException, EnvbuildError):
+            whole_body(answer, _SHORT_BODY, "the body")
+    answer.close()
 
 
 def unreachable(host: str, error: requests.RequestException) -> NetworkError:

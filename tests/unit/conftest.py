@@ -19,7 +19,7 @@ _FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
 _NUMBERS = itertools.count()
 # Modules whose caches are kept: their content depends only on the facts, or the site's files are their key.
-_FIXED = ("envbuild.facts.", "envbuild.explain.", "envbuild.testrun.selftest_job")
+_FIXED = ("envbuild.facts.", "envbuild.explain.", "envbuild.testrun.selftest_job", "envbuild.registry.tls_context")
 
 
 @functools.cache

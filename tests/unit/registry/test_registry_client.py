@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import certifi
 import pytest
 from requests.adapters import HTTPAdapter
 
 from envbuild.attest import keys_and_signatures, registry_attestations
-from envbuild.registry import oci_types, registry_client, registry_http_and_auth
+from envbuild.registry import oci_types, registry_client, registry_http_and_auth, tls_context
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError, UsageError
@@ -522,7 +523,8 @@ def test_a_registry_behind_a_proxy_may_have_a_certificate_of_its_own_authority()
     adapter = registry_http_and_auth.registry_session(authority).get_adapter("https://r.io/")
     assert isinstance(adapter, HTTPAdapter)
     pool = adapter.proxy_manager_for("http://proxy.example:3128").connection_from_host("r.io", 443, "https")
-    assert pool.conn_kw["ssl_context"] is registry_http_and_auth._context(authority)
+    adapter.cert_verify(pool, "https://r.io/", True, None)
+    assert pool.conn_kw["ssl_context"] is tls_context.trusting(authority, certifi.where())
 
 
 def test_a_failing_registry_is_an_error_of_the_list_of_tags(registry: Registry) -> None:
