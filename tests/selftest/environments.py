@@ -8,8 +8,8 @@ import base64
 import functools
 import hashlib
 import subprocess
-import sys
 import tempfile
+import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +180,7 @@ def good(site: Path) -> Environment:
 
 
 def virtual(folder: Path) -> tuple[Path, Path]:
-    """Create an empty virtual environment; return (its interpreter, its package folder)."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    """Create an empty virtual environment as `python -m venv` does; return (its interpreter, its package folder)."""
+    venv.EnvBuilder(symlinks=True).create(folder)
     (site,) = (folder / "lib").glob("python3.*/site-packages")
     return folder / "bin" / "python", site
