@@ -28,12 +28,19 @@ def _remembering(module: ModuleType) -> list[Any]:
     return [value for value in vars(module).values() if hasattr(value, "cache_clear")]
 
 
+@functools.lru_cache(maxsize=1)
+def _all_remembering(modules: int) -> list[Any]:
+    """Return all functions that `forget` clears. `modules`: the number of loaded modules. Before most tests it is the
+    number before the previous test, and a search takes longer than many tests."""
+    found = list(sys.modules.items())
+    package = [module for name, module in found if name.startswith("envbuild.") and not name.startswith(_FIXED)]
+    return [function for module in package for function in _remembering(module)]
+
+
 def forget() -> None:
     """Clear the package's caches of the machine's configuration; the facts never change."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("envbuild.") and not name.startswith(_FIXED):
-            for function in _remembering(module):
-                function.cache_clear()
+    for function in _all_remembering(len(sys.modules)):
+        function.cache_clear()
 
 
 @pytest.fixture(autouse=True)
