@@ -523,8 +523,19 @@ def test_a_registry_behind_a_proxy_may_have_a_certificate_of_its_own_authority()
     adapter = registry_http_and_auth.registry_session(authority).get_adapter("https://r.io/")
     assert isinstance(adapter, HTTPAdapter)
     pool = adapter.proxy_manager_for("http://proxy.example:3128").connection_from_host("r.io", 443, "https")
-    adapter.cert_verify(pool, "https://r.io/", True, None)
+    adapter.cert_verify(pool, "https://r.io/", True, None)  # type: ignore[no-untyped-call]
     assert pool.conn_kw["ssl_context"] is tls_context.trusting(authority, certifi.where())
+
+
+def test_all_requests_of_an_upload_use_one_connection(registry: Registry) -> None:
+    there = repository(registry)
+    for raw in (b"one", b"two", b"two"):
+        there.put_blob(raw)
+    there.put_manifest("h20", Manifest(json.dumps({"mediaType": oci_types.MANIFEST}).encode(), oci_types.MANIFEST))
+    adapter = there._writer._http.get_adapter(f"http://{registry.host}/")
+    assert isinstance(adapter, HTTPAdapter)
+    pools = adapter.poolmanager.pools
+    assert [pools[key].num_connections for key in pools.keys()] == [1]  # noqa: SIM118
 
 
 def test_a_failing_registry_is_an_error_of_the_list_of_tags(registry: Registry) -> None:
