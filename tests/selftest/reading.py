@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from . import torch_fork_server
+
 ROOT = Path(__file__).parents[2]
 NONCE = "0123456789abcdef" * 2
 
@@ -47,11 +49,11 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path, **extra}
 
 
-def start(module: str, document: Frame, path: Path, **extra: str) -> "subprocess.Popen[bytes]":
-    """Start a harness over a module of fake probes, with its frames in the file `path`."""
-    command = [sys.executable, "-m", "selftest.driver", f"selftest.{module}", json.dumps(document), str(path)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(**extra))
+def start(module: str, document: Frame, path: Path, **extra: str) -> torch_fork_server.ForkedProcess:
+    """Start a harness over a module of fake probes, with its frames in the file `path`. Python does not start again:
+    see torch_fork_server."""
+    arguments = [f"selftest.{module}", json.dumps(document), str(path)]
+    return torch_fork_server.start("selftest.driver:main", arguments, environment(**extra))
 
 
 def run(module: str, document: Frame, path: Path, **extra: str) -> tuple[list[Frame], int, bytes]:
@@ -60,4 +62,15 @@ def run(module: str, document: Frame, path: Path, **extra: str) -> tuple[list[Fr
     with start(module, document, path, **extra) as process:
         out, err = process.communicate(input=b"not for probes", timeout=600)
     assert out == b"", out
+    assert process.returncode is not None
     return read(path.read_bytes()), process.returncode, err
+
+
+def run_new_python(module: str, document: Frame, path: Path, **extra: str) -> bytes:
+    """Run the same harness in a new process of Python, and return the text on stderr."""
+    command = [sys.executable, "-m", "selftest.driver", f"selftest.{module}", json.dumps(document), str(path)]
+    done = subprocess.run(
+        command, env=environment(**extra), input=b"not for probes", capture_output=True, timeout=600, check=False
+    )
+    assert done.stdout == b"", done.stdout
+    return done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from selftest.reading import Frame, job, outcomes, read, run, start
+from selftest.reading import Frame, job, outcomes, read, run, run_new_python, start
 
 pytest.importorskip("torch")
 
@@ -233,7 +233,7 @@ def test_a_parent_that_calls_torch_would_be_seen(tmp_path: Path) -> None:
 
 
 def parents_calls(module: str, probe: str, folder: Path) -> Frame:
-    _, _, err = run(module, job(probes=[probe]), folder / "frames", ENVBUILD_TEST_PROFILE="1")
+    err = run_new_python(module, job(probes=[probe]), folder / "frames", ENVBUILD_TEST_PROFILE="1")
     found: Frame = json.loads(err.decode().splitlines()[-1])
     return found
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from envbuild.selftest.nvidia import nvml_ctypes
 from envbuild.selftest.nvidia.gpu_monitor import Monitor
 from selftest import stubs
-from selftest.reading import Frame, job, outcomes, run
+from selftest.reading import Frame, job, outcomes, run, run_new_python
 
 FAULTS = ("xid", "after xid", "application", "ecc", "pending", "failed", "skips", "dies")
 
@@ -145,7 +145,7 @@ def test_the_monitor_ends_with_its_harness() -> None:
 @pytest.mark.slow
 def test_the_parent_calls_nothing_of_torch_and_has_no_thread(tmp_path: Path) -> None:
     watched = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_PROFILE": "1"}
-    _, _, err = run("monitored", job(device="cuda", probes=["sound", "ecc"]), tmp_path / "frames", **watched)
+    err = run_new_python("monitored", job(device="cuda", probes=["sound", "ecc"]), tmp_path / "frames", **watched)
     assert json.loads(err.decode().splitlines()[-1]) == {"calls": [], "threads": 1}
 
 
