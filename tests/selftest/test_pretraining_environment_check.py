@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from selftest import torch_fork_server
 from selftest.reading import environment, job
 
 pytest.importorskip("torch")
@@ -144,13 +145,14 @@ def test_a_stack_is_not_printed() -> None:
     )
 
 
-def run(document: dict[str, Any], **variables: str) -> "subprocess.CompletedProcess[str]":
-    code = (
-        "import sys, json; from envbuild.selftest.pretraining_environment_check import main; "
-        "sys.exit(main(json.loads(sys.argv[1])))"
-    )
-    command = [sys.executable, "-c", code, json.dumps(document)]
+def run(document: dict[str, Any], new: bool = False, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """`new`: in a new process, not in one in which torch is imported already."""
     own = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    module = "envbuild.selftest.pretraining_environment_check"
+    if not new:
+        return torch_fork_server.run(f"{module}:main", [document], {**own, **variables}, timeout=120)
+    code = f"import sys, json; from {module} import main; sys.exit(main(json.loads(sys.argv[1])))"
+    command = [sys.executable, "-c", code, json.dumps(document)]
     return subprocess.run(command, capture_output=True, text=True, env={**own, **variables}, timeout=120)
 
 
@@ -160,7 +162,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_one_line_where_all_is_well() -> None:
-    done = run(document(probes=["gemm.exact", "attention.cudnn"], require=["gemm.exact"]))
+    done = run(document(probes=["gemm.exact", "attention.cudnn"], require=["gemm.exact"]), new=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("envbuild check: sample: 1 passed, 1 skipped, ")
     assert len(done.stdout.splitlines()) == 1
@@ -198,7 +200,7 @@ def test_a_required_gpu_that_is_not_there_is_wrong() -> None:
 
 
 def test_ranks_without_a_device_are_refused_before_torch_is_loaded() -> None:
-    done = run(document(device="cuda"), CUDA_VISIBLE_DEVICES="0,1", LOCAL_RANK="2")
+    done = run(document(device="cuda"), new=True, CUDA_VISIBLE_DEVICES="0,1", LOCAL_RANK="2")
     assert done.returncode == 5
     assert "local rank 2 has no device of its own" in done.stderr
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from selftest import torch_fork_server
 from selftest.reading import ROOT, Frame, environment, job, outcomes, read
 
 pytest.importorskip("torch")
@@ -54,6 +55,12 @@ def from_zip(archive: Path, document: Frame, folder: Path) -> "subprocess.Comple
 def module(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "envbuild.selftest", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), input=stdin, timeout=120)
+
+
+def forked(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the same command in a process in which torch is imported already."""
+    function = "envbuild.selftest.__main__:command"
+    return torch_fork_server.run(function, [list(arguments)], environment(), timeout=120)
 
 
 def clean(archive: Path, folder: Path) -> list[Frame]:
@@ -169,7 +176,7 @@ def test_a_missing_job_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bare_run_shows_a_table() -> None:
-    result = module("--probe", "gemm.exact", "--probe", "attention.cudnn")
+    result = forked("--probe", "gemm.exact", "--probe", "attention.cudnn")
     assert result.returncode == 4, "a probe that was asked for did not run"
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["skipped", "attention.cudnn", "0.00", "s", "needs", "a", "GPU"]
@@ -178,7 +185,7 @@ def test_a_bare_run_shows_a_table() -> None:
 
 
 def test_the_exit_status_says_whether_anything_was_shown() -> None:
-    assert module("--probe", "own.script").returncode == 4
+    assert forked("--probe", "own.script").returncode == 4
     help_text = " ".join(module("--help").stdout.split())
     assert (
         help_text.startswith("usage: python selftest.zip")
@@ -196,14 +203,14 @@ def test_ctrl_c_while_torch_is_imported_is_quiet(tmp_path: Path, arguments: tupl
 
 
 def test_a_bare_run_as_json_is_one_document_and_its_seed_is_1() -> None:
-    result = module("--probe", "gemm.accuracy", "--json")
+    result = forked("--probe", "gemm.accuracy", "--json")
     document = json.loads(result.stdout)
     assert [probe["status"] for probe in document["probes"]] == ["passed"]
     assert (result.returncode, document["end"]["passed"], document["start"]["seed"]) == (0, 1, 1)
 
 
 def test_an_unknown_probe_is_a_usage_error_with_the_nearest_name_or_all() -> None:
-    done = module("--probe", "gemm.exakt", "--probe", "gemm.exact", "--probe", "nix")
+    done = forked("--probe", "gemm.exakt", "--probe", "gemm.exact", "--probe", "nix")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
         "unknown probe 'gemm.exakt' (did you mean gemm.exact?); unknown probe 'nix' (known: env.id"
@@ -211,13 +218,13 @@ def test_an_unknown_probe_is_a_usage_error_with_the_nearest_name_or_all() -> Non
 
 
 def test_the_list_names_every_probe() -> None:
-    names = [line.split()[0] for line in module("--list").stdout.splitlines()]
+    names = [line.split()[0] for line in forked("--list").stdout.splitlines()]
     assert names == CATALOGUE
 
 
 def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason() -> None:
     names = ["env.arch", "gemm.exact", "dist.staged"]
-    result = module("--device", "cuda", *(word for name in names for word in ("--probe", name)), "--json")
+    result = forked("--device", "cuda", *(word for name in names for word in ("--probe", name)), "--json")
     document = json.loads(result.stdout)
     if any(probe["status"] == "passed" for probe in document["probes"]):
         pytest.skip("there is a GPU")
@@ -234,7 +241,7 @@ def test_the_self_test_imports_nothing_else_of_envbuild() -> None:
 
 
 def test_a_seed_is_drawn_recorded_and_shown_with_the_command_that_repeats_it() -> None:
-    drawn = module("--seed", "random", "--probe", "env.libs", "--json")
+    drawn = forked("--seed", "random", "--probe", "env.libs", "--json")
     seed = json.loads(drawn.stdout)["start"]["seed"]
     repeating = f"python selftest.zip --level quick --device cpu --probe env.libs --seed {seed}"
     assert drawn.stderr.splitlines()[0] == f"seed {seed} was drawn; to repeat this run: {repeating}"

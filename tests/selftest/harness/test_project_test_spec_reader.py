@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +22,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.project_test_spec_reader import AttentionSpec, ProjectTestSpec
 from envbuild.selftest.harness.script_tracebacks import FOLDER
 from envbuild.selftest.probes.attention import attention_backend_probes
-from selftest import scripts
+from selftest import scripts, torch_fork_server
 
 SHAPE = {"m": 3, "k": 7, "n": 5, "dtype": "bf16"}
 
@@ -141,11 +139,11 @@ def test_the_output_of_a_script_is_separate_from_its_results(frames_by_name: dic
 
 def by_job(**fields: Any) -> tuple[int, dict[str, Frame]]:
     """Run the self-test with a job document."""
-    command = [sys.executable, "-m", "envbuild.selftest", "--job", "-"]
-    text = json.dumps(job(**fields))
-    done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment(), timeout=120)
+    function = "envbuild.selftest.__main__:command"
+    text = json.dumps(job(**fields)).encode()
+    done = torch_fork_server.run(function, [["--job", "-"]], environment(), input=text, timeout=120)
     assert done.stdout, done.stderr
-    return done.returncode, outcomes(read(done.stdout))
+    return done.returncode, outcomes(read(done.stdout.encode()))
 
 
 @pytest.mark.slow
@@ -167,7 +165,7 @@ def test_a_job_brings_shapes_of_attention() -> None:
     shape = {"heads": 3, "length": 77, "depth": 40, "dtype": "bf16"}
     own = {"shapes": [SHAPE, shape, {**shape, "causal": True, "dtype": "fp32"}]}
     status, found = by_job(own=own, probes=["gemm.crash", "attention.math", "attention.flash"])
-    assert status == 0
+    assert status == 0, {name: (frame["reason"], frame["detail"]) for name, frame in found.items()}
     for name in ("attention.math", "attention.flash"):
         figures = found[name]["figures"][:8]
         assert [figure["shape"] for figure in figures] == [[4, 3, 77, 40]] * 8

@@ -2,7 +2,6 @@
 
 import itertools
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -24,6 +23,8 @@ from envbuild.selftest.probes.images import (
     pooling_padding_and_unfold_cases,
 )
 from envbuild.selftest.probes.operations import scatter_and_gather_cases
+from selftest import torch_fork_server
+from selftest.reading import environment
 
 (GROUPED, SHORT_VOLUME, SHALLOW, LONG_KERNEL, TILED, TILED_GRADIENT, PADDED, STRIDED, FUSED_SGD, SINGLE_ROW, ONE_COLUMN,
  AVERAGED, POOLED) = KNOWN_FAULTS  # fmt: skip
@@ -83,7 +84,7 @@ def wrong_or_dead(name: str, dtype: str = "float32") -> bool:
     """Whether a function of SCRIPT gives a different result than in float64, or its process dies. The function runs in
     a separate process, because torch reads or writes past the end of a buffer."""
     script = SCRIPT.replace("GRADIENT", name).replace("DTYPE", dtype)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    done = torch_fork_server.run("selftest.torch_fork_server:execute", [script], environment(), timeout=300)
     assert done.returncode <= 0, done.stderr
     return done.returncode < 0 or done.stdout != "right\n"
 
@@ -116,9 +117,10 @@ torch.conv1d(torch.ones(1, 16, 64, dtype=torch.half), torch.ones(16, 1, 16, dtyp
 def endless() -> bool:
     """Whether a small convolution takes more than 20 s."""
     try:
-        subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=20, check=True)
+        done = torch_fork_server.run("selftest.torch_fork_server:execute", [ENDLESS], environment(), timeout=20)
     except subprocess.TimeoutExpired:
         return True
+    assert done.returncode == 0, done.stderr
     return False
 
 
