@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from selftest.reading import Frame
+
 from envbuild.facts import probe_catalogue_reader
 from pretend import expected, launch
 from pretend.runtime import OLD_AUTOCAST
@@ -20,7 +22,7 @@ from pretend.sizes import FEW, SHORT
 
 pytestmark = pytest.mark.slow
 
-Result = dict[str, dict[str, Any]]
+Result = dict[str, Frame]
 NAMES = list(probe_catalogue_reader.known_probes())
 ASKED = ["burn", "memory", "fingerprint"]  # probes in addition to the level's; dist.nodes needs several machines
 ATTENTION = ["attention.math", "attention.efficient"]
@@ -28,7 +30,11 @@ ATTENTION = ["attention.math", "attention.efficient"]
 
 def run_on(folder: Path, gpu: str, level: str, chosen: "list[str] | None" = None, **variables: str) -> Result:
     given = launch.document(gpu, level, NAMES, chosen, require=[] if chosen else ASKED)
-    return launch.run(gpu, launch.CATALOGUE, given, folder / "frames", **launch.variables(folder), **variables)
+    return found_on(gpu, given, folder, **launch.variables(folder), **variables)
+
+
+def found_on(gpu: str, given: Frame, folder: Path, **variables: str) -> Result:
+    return launch.run(gpu, launch.CATALOGUE, given, folder / "frames", forked=True, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def test_gradients_and_an_old_torch_on_a_v100(tmp_path: Path) -> None:
 def test_tf32_passes_where_it_is_allowed(tmp_path: Path) -> None:
     chosen = ["tf32.mode", "gemm.accuracy"]
     given = launch.document("a100", "quick", NAMES, chosen, settings={"allow_tf32": True})
-    found = launch.run("a100", launch.CATALOGUE, given, tmp_path / "frames")
+    found = found_on("a100", given, tmp_path)
     assert list(expected.alarms("a100", "quick", found)) == []
     assert found["tf32.mode"]["traits"]["mm"] == "TF32"
 
@@ -88,7 +94,7 @@ def test_a_shape_at_the_limit_fits_into_a_t4(tmp_path: Path, shapes: tuple[dict[
     """One shape is that of a matrix product, the other is that of attention."""
     chosen = ["gemm.crash", "attention.math"]
     given = launch.document("t4", "quick", NAMES, chosen, own={"shapes": list(shapes)})
-    found = launch.run("t4", launch.CATALOGUE, given, tmp_path / "frames", **{SHORT: "1"})
+    found = found_on("t4", given, tmp_path, **{SHORT: "1"})
     assert list(expected.alarms("t4", "quick", found)) == []
     for name in chosen:
         peak = SCALE * found[name]["traits"]["simulated"]["peak_bytes"]
