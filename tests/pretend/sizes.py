@@ -63,7 +63,8 @@ SHORTER: tuple[tuple[Any, str, Any], ...] = (
     (perf, "SIDE", perf.SIDE_CPU),
     (perf, "COPIED", perf.COPIED_CPU),
 )
-# With the variable FEW each operation has a twentieth of the level's sampled cases, and `repeat` a fifth of its rounds.
+# With the variable FEW each operation has a twentieth of the level's sampled cases, and `repeat` a twentieth of its
+# rounds: at least two, so that results are compared with the first ones.
 FEW = "PRETEND_FEW"
 _sample = pairwise_case_sampling.sample
 
@@ -74,7 +75,7 @@ def _a_twentieth(operation: Operation, count: int, seed: int) -> Sample:
 
 FEWER: tuple[tuple[Any, str, Any], ...] = (
     (pairwise_case_sampling, "sample", _a_twentieth),
-    (repeat, "ROUNDS", {level: math.ceil(rounds / 5) for level, rounds in repeat.ROUNDS.items()}),
+    (repeat, "ROUNDS", {level: max(2, rounds // 20) for level, rounds in repeat.ROUNDS.items()}),
 )
 
 
