@@ -96,11 +96,14 @@ WRONG = [
     ),
 ]
 
+# `late` fails in the 101st call, and the second thread needs time to start. The other faults show in any round.
+NEEDS_ALL_ROUNDS, FEW_ROUNDS = (late, in_threads), 3
+
 
 def found(level: str = "quick") -> list[str]:
     context = Context(JobDocument("0" * 32, level=level, threads=1))
     repeat.repeat(context)
-    assert context.traits["calls"] > 3000
+    assert context.traits["calls"] > 3000 or repeat.ROUNDS[level] == FEW_ROUNDS
     return [fault.reason for fault in context.faults]
 
 
@@ -112,6 +115,8 @@ def test_occasional_wrong_results_are_found(
 ) -> None:
     monkeypatch.setattr(module, name, wrong(getattr(module, name)))
     repeat_cases.repeated_operations.cache_clear()
+    if wrong not in NEEDS_ALL_ROUNDS:
+        monkeypatch.setattr(repeat, "ROUNDS", {"quick": FEW_ROUNDS})
     reasons = found()
     repeat_cases.repeated_operations.cache_clear()
     assert reasons and words in reasons[0], reasons[:3]
