@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -99,13 +101,27 @@ def project(workplace: Path) -> Project:
     return Project.create(workplace / "quick")
 
 
+@contextlib.contextmanager
+def one_worker_at_a_time(config: pytest.Config, folder: Path, what: str) -> Iterator[bool]:
+    """Whether this is the first worker of the run to enter. `folder`: the base of pytest's temporary folders."""
+    own = folder.parent if hasattr(config, "workerinput") else folder
+    with (own / f"{what}.lock").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.tell() == 0
+        file.write("entered\n")
+
+
 @pytest.fixture(scope="session")
-def quick(images: None, project: Project, run_id: str) -> Proved:
-    """The profile that most tests use, made once from the locks of the checkout."""
+def quick(
+    images: None, project: Project, run_id: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Proved:
+    """The profile that most tests use, made from the locks of the checkout. The first worker writes all layers. The
+    others wait, because they need the same layers; each tests and tags the image under a name of its own."""
     name = f"e2e-quick-{run_id}"
     project.write(name, extends="cpu", env={"ODD": ODD}, selftest={"level": "quick", "require": list(REQUIRED)})
     shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
-    made = project.run("make", name, "--no-cache", "--json")
+    with one_worker_at_a_time(pytestconfig, tmp_path_factory.getbasetemp(), "quick") as first:
+        made = project.run("make", name, *(("--no-cache",) if first else ()), "--json")
     assert made.code == 0, f"{made.stdout}\n{made.stderr}"
     return Proved(project, name, made.document)
 
