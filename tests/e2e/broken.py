@@ -12,6 +12,8 @@ from typing import Any
 from .support import REQUIRED, command, docker, handle, inspect
 
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
+# Images contain no bytecode. With torch's bytecode in a layer that they share, their self-tests need not compile it.
+_COMPILED = 'RUN PYTHONDONTWRITEBYTECODE= python -c "import torch"'
 
 # A processor raises SIGFPE for an integer division by zero, as in cuBLAS's heuristic.
 _LIBRARY = """
@@ -111,7 +113,7 @@ class Workshop:
         (context / "fault.py").write_text(_HEAD + PATCHES[fault], encoding="utf-8")
         shutil.copy(self._library(), context / "libfault.so")
         patch = f"RUN echo 'import fault' >> {PACKAGES}/torch/__init__.py"
-        return ["COPY libfault.so /opt/", f"COPY fault.py {PACKAGES}/", patch]
+        return [_COMPILED, "COPY libfault.so /opt/", f"COPY fault.py {PACKAGES}/", patch]
 
     def _library(self) -> Path:
         source, built = self.folder / "fault.c", self.folder / "libfault.so"
