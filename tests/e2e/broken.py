@@ -44,6 +44,11 @@ def bmm(*_, **__):
     time.sleep(3600)
 torch.bmm = bmm
 """,
+    "stalls": """
+def mm(*_, **__):
+    time.sleep(3600)
+torch.mm = mm
+""",
     "hogs": """
 def bmm(*_, **__):
     return [b"x" * (1 << 28) for _ in range(1000)]

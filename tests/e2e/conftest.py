@@ -1,4 +1,4 @@
-"""One engine, one proved image and a few broken ones, shared by all end-to-end tests of a session."""
+"""One engine, two proved images and a few broken ones, shared by all end-to-end tests of a session."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from unit.support import write_wheel
+
+from envbuild.lock import lock_file
 
 from . import standin_torch
 from .broken import Workshop
@@ -127,6 +129,32 @@ def quick(
 
 
 @pytest.fixture(scope="session")
+def light_index(workplace: Path) -> Mapping[str, str]:
+    """The variables that make a folder the only index: it has stand-ins for the wheels of `cpu`."""
+    real = lock_file.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
+    assert real
+    return standin_torch.write_idle_index(workplace / "light-wheels", real.versions)
+
+
+@pytest.fixture(scope="session")
+def light(images: None, light_index: Mapping[str, str], workplace: Path, run_id: str) -> Proved:
+    """A verified image whose torch is a stand-in, which only the probe env.libs accepts. It has the base of `quick`.
+    For tests of what is done with an image and its evidence: they need neither the 0.6 GB of the real torch nor its
+    results."""
+    name, root = f"e2e-light-{run_id}", workplace / "light"
+    project = Project.create(root).with_cache(root, "wheels").with_env(**light_index).with_required_alone()
+    project.cached("layers").symlink_to(machine_cache("layers"))  # they contain the base
+    project.write(
+        name, base={"bootstrap": "bookworm"}, python="3.11", torch="2.13.0+cpu", env={"ODD": ODD},
+        selftest={"level": "quick", "require": ["env.libs"]},
+    )  # fmt: skip
+    shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))  # for its base
+    made = project.run("make", name, "--json")
+    assert made.code == 0, f"{made.stdout}\n{made.stderr}"
+    return Proved(project, name, made.document)
+
+
+@pytest.fixture(scope="session")
 def with_apt(images: None, project: Project, run_id: str) -> Proved:
     """An image with Debian packages of its profile. It is not verified."""
     name = f"e2e-apt-{run_id}"
@@ -183,6 +211,12 @@ def team(project: Project, registry: Registry, workplace: Path) -> Team:
 @pytest.fixture(scope="session")
 def broken(quick: Proved, workplace: Path, run_id: str) -> Workshop:
     return Workshop(quick.tag, f"envbuild-e2e/{run_id}", workplace / "broken")
+
+
+@pytest.fixture(scope="session")
+def stalling(light: Proved, workplace: Path, run_id: str) -> str:
+    """The image `light` whose self-test never ends."""
+    return Workshop(light.tag, f"envbuild-e2e/{run_id}-light", workplace / "broken-light").image("stalls")
 
 
 @pytest.fixture

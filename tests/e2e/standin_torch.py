@@ -1,13 +1,16 @@
-"""A stand-in for torch of half a megabyte: it computes nothing, but it can contain the real code that compiles
-extensions.
+"""Stand-ins for torch of at most half a megabyte: they compute nothing. One contains the real code that compiles
+extensions, and one passes the probe env.libs of the self-test.
 
-The real torch for CUDA 13 has 6 GB with its dependencies. With it, building and auditing each image would take long.
+The real torch for CUDA 13 has 6 GB with its dependencies, and the one for the CPU 0.6 GB. With them, building, auditing
+and pushing each image would take long, and each self-test would import torch for two seconds.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unit.support import write_wheel
@@ -36,6 +39,40 @@ class backends:
     class mps:
         is_built = staticmethod(lambda: False)
 """
+# Every name in it exists, can be called, and is a class without values: enough to import the whole self-test.
+_IDLE = """
+import sys
+
+class _Any(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything
+
+    def __call__(cls, *_, **__):
+        return Anything
+
+    __getitem__ = __call__
+
+class Anything(metaclass=_Any):
+    pass
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything
+
+class device:
+    def __init__(self, name):
+        self.type = str(name)
+
+class version:
+    cuda = hip = None
+
+for _name in ("distributed", "nn", "nn.functional", "nn.parallel"):
+    _module = sys.modules[f"torch.{_name}"] = type(sys)(f"torch.{_name}")
+    _module.__getattr__, _module.__path__ = __getattr__, []
+"""
 
 
 def content(version: str, cuda: str) -> str:
@@ -45,6 +82,25 @@ def content(version: str, cuda: str) -> str:
         f"class version:\n    cuda = {cuda!r}\n    hip = None\n"
         "class _C:\n    _cuda_getArchFlags = staticmethod(lambda: 'sm_80 sm_90')\n"
     )
+
+
+def write_idle(folder: Path, version: str, needs: Sequence[str]) -> None:
+    """Write a wheel of the stand-in with which the probe env.libs passes on the CPU: it finds every function and calls
+    it. All probes that compare a result fail with it."""
+    files = {"torch/__init__.py": f"__version__ = {version!r}\n{_IDLE}".encode()}
+    write_wheel(folder, "torch", version, needs, files=files)
+
+
+def write_idle_index(folder: Path, versions: Mapping[str, str]) -> dict[str, str]:
+    """Write wheels of the stand-in with which env.libs passes, and of stand-ins for numpy and what torch requires, and
+    download the real pip. `versions`: those of all but pip. Return the variables that make this folder the only
+    index."""
+    needs = ("mpmath", "networkx", "typing-extensions")
+    write_idle(folder, versions["torch"], needs)
+    for name in ("numpy", *needs):
+        write_wheel(folder, name, versions[name])
+    command(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "pip")
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}
 
 
 def write_compiling(folder: Path, version: str, cuda: str, needs: Sequence[str]) -> None:

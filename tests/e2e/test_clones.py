@@ -17,7 +17,7 @@ import pytest
 from envbuild.lock import lock_file
 
 from .registries import unpacked
-from .support import Project, Proved, burdened, command, holding, in_layers, machine_cache
+from .support import Project, Proved, burdened, command, holding, in_layers
 
 pytestmark = pytest.mark.engine
 
@@ -102,23 +102,23 @@ def other_user(workplace: Path, scratch: Path) -> OtherUser:
 
 
 def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
-    quick: Proved, other_user: OtherUser, scratch: Path, run_id: str
+    light: Proved, other_user: OtherUser, scratch: Path, run_id: str
 ) -> None:
     """The base is also built again, by mmdebstrap without root, and every layer without the builder's cache. The clone
     has different secrets, which must not appear anywhere."""
     name, clone = f"e2e-clone-{run_id}", Project.create(scratch / "clone")
-    shutil.copy(quick.project.profile(quick.name), clone.profile(name))
-    shutil.copy(quick.project.lock(quick.name), clone.lock(name))
+    shutil.copy(light.project.profile(light.name), clone.profile(name))
+    shutil.copy(light.project.lock(light.name), clone.lock(name))
     locked = lock_file.read(clone.lock(name))
     assert locked
     files = [("wheels", item.wheel.sha256) for item in locked.wheels]
     files += [("debs", deb.sha256) for deb in (*locked.base, *locked.apt)]
     for kind, sha256 in files:
-        shutil.copytree(machine_cache(kind) / sha256, scratch / "clone" / "cache" / "envbuild" / kind / sha256)
+        shutil.copytree(light.project.cached(kind) / sha256, scratch / "clone" / "cache" / "envbuild" / kind / sha256)
     subprocess.run(["chown", "-R", f"{UID}:{UID}", scratch / "clone"], check=True)
     wanted = ("build", name, "--no-cache", "--locked")
     result = other_user.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
-    assert result.splitlines()[-1] == f"built {quick.id}"
+    assert result.splitlines()[-1] == f"built {light.id}"
     assert SECRET not in result
     assert holding(SECRET, clone.folder, clone.state) == []
     assert not in_layers(f"envbuild/{name}:{locked.short}", [SECRET.encode()])

@@ -35,8 +35,8 @@ class Aged:
 
 
 @pytest.fixture
-def aged(quick: Proved, scratch: Path) -> Aged:
-    here = quick.copy(scratch)
+def aged(light: Proved, scratch: Path) -> Aged:
+    here = light.copy(scratch)
     found = lock_file.read(here.project.lock(here.name))
     assert found and found.suite
     (now,) = (deb for deb in found.base if deb.name == PACKAGE)
@@ -45,7 +45,7 @@ def aged(quick: Proved, scratch: Path) -> Aged:
     then = Deb(PACKAGE, VERSION, sha256_file_store.file_digest(file), file.stat().st_size, path)
     base = tuple(then if deb == now else deb for deb in found.base)
     lock_file.write(replace(found, base=base), here.project.lock(here.name), here.name)
-    project = here.project.with_cache(scratch, "debs")
+    project = here.project.with_cache(scratch, "debs", "wheels")
     for entry in machine_cache("debs").iterdir():
         (project.cached("debs") / entry.name).symlink_to(entry)
     return Aged(project, here.name, then, file, found.made)
@@ -132,8 +132,8 @@ def test_a_snapshot_archive_has_it_and_then_mmdebstrap_is_missing(aged: Aged, sn
     assert "apt-get install mmdebstrap" in done.error["hint"]
 
 
-def test_a_cached_base_needs_neither_mmdebstrap_nor_a_mirror(quick: Proved, scratch: Path) -> None:
-    here = quick.copy(scratch)
+def test_a_cached_base_needs_neither_mmdebstrap_nor_a_mirror(light: Proved, scratch: Path) -> None:
+    here = light.copy(scratch)
     config = here.project.config / "envbuild" / "config.yaml"
     config.parent.mkdir()
     config.write_text("debian_mirror: http://127.0.0.1:9/debian\n", encoding="utf-8")

@@ -19,7 +19,7 @@ import pytest
 from endurance import campaign, full, memory, soak, together
 from endurance.disks import Disk, disk, usable
 
-from .support import Project, Proved, containers, docker, machine_cache, required_alone
+from .support import Project, Proved, containers, docker, required_alone
 
 needs_disks = pytest.mark.skipif(usable() is not None, reason=str(usable()))
 
@@ -46,9 +46,9 @@ def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
 @pytest.mark.engine
 @pytest.mark.parametrize(("place", "step"), [("project", "lock"), ("state", "audit"), ("state", "evidence")])
 def test_a_full_disk_is_named_and_nothing_is_half_written(
-    quick: Proved, small: Disk, scratch: Path, place: str, step: str
+    light: Proved, small: Disk, scratch: Path, place: str, step: str
 ) -> None:
-    here = quick.copy(small.folder if place == "state" else scratch / "copy").with_required_alone()
+    here = light.copy(small.folder if place == "state" else scratch / "copy")
     project = here.project
     if place == "project":
         shutil.move(project.folder, small.folder / "project")
@@ -124,12 +124,12 @@ def test_some_processes_make_the_same_profiles_while_they_change(
 
 
 @pytest.mark.engine
-def test_where_nothing_changed_nothing_grows(quick: Proved, scratch: Path) -> None:
-    here = quick.copy(scratch)
+def test_where_nothing_changed_nothing_grows(light: Proved, scratch: Path) -> None:
+    here = light.copy(scratch)
     assert here.project.run("make", here.name).code == 0
 
     def seen() -> dict[str, object]:
-        context = machine_cache("contexts") / here.name
+        context = here.project.cached("contexts") / here.name
         files = full.contents(here.project.folder) | full.contents(here.project.state)
         # images of equal age are listed in arbitrary order
         images = sorted(docker("image", "ls", "--quiet", f"envbuild/{here.name}").split())

@@ -15,7 +15,13 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def here(quick: Proved, scratch: Path) -> Proved:
+def here(light: Proved, scratch: Path) -> Proved:
+    return light.copy(scratch)
+
+
+@pytest.fixture
+def large(quick: Proved, scratch: Path) -> Proved:
+    """A project with the real torch, whose layers and self-test take some seconds."""
     return quick.copy(scratch).with_required_alone()
 
 
@@ -77,14 +83,14 @@ def test_while_the_dockerfile_is_written(here: Proved, scratch: Path) -> None:
     assert files(here) == before
 
 
-def test_during_the_build(here: Proved, scratch: Path) -> None:
-    before, image = files(here), handle(here.tag)
-    running = here.project.hold(scratch / "sign", "build start", "make", here.name, "--no-cache", "--json")
+def test_during_the_build(large: Proved, scratch: Path) -> None:
+    before, image = files(large), handle(large.tag)
+    running = large.project.hold(scratch / "sign", "build start", "make", large.name, "--no-cache", "--json")
     (scratch / "sign").unlink()
     time.sleep(2)  # it writes torch's layer, which takes longer
     interrupt(running, "render")
-    assert files(here) == before
-    assert handle(here.tag) == image
+    assert files(large) == before
+    assert handle(large.tag) == image
 
 
 def test_while_the_build_record_is_written(here: Proved, scratch: Path) -> None:
@@ -95,13 +101,13 @@ def test_while_the_build_record_is_written(here: Proved, scratch: Path) -> None:
     assert files(here) == before
 
 
-def test_during_the_selftest(here: Proved) -> None:
-    shutil.rmtree(here.project.state / "envbuild" / "evidence")
-    before = files(here)
-    running = here.project.start("make", here.name, "--json")
+def test_during_the_selftest(large: Proved) -> None:
+    shutil.rmtree(large.project.state / "envbuild" / "evidence")
+    before = files(large)
+    running = large.project.start("make", large.name, "--json")
     until("a container of the self-test", lambda: containers(running.pid), 180)
     interrupt(running, "build")
-    assert files(here) == before
+    assert files(large) == before
 
 
 def test_while_evidence_is_written_and_the_next_make_completes(here: Proved, scratch: Path) -> None:
@@ -113,7 +119,8 @@ def test_while_evidence_is_written_and_the_next_make_completes(here: Proved, scr
     assert (again.code, again.document["state"]) == (0, "verified")
 
 
-def test_before_the_tag_moves_and_the_next_make_moves_it(here: Proved, scratch: Path, verified: str) -> None:
+def test_before_the_tag_moves_and_the_next_make_moves_it(here: Proved, scratch: Path) -> None:
+    verified = handle(here.verified)
     docker("image", "rm", here.verified)
     interrupt(here.project.hold(scratch / "sign", "tag start", "make", here.name, "--json"), "evidence")
     assert handle(here.verified) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ TRUST_NO_SERVICE = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json
 
 @dataclass(frozen=True)
 class Site:
-    """The profile `quick`, proved and pushed by the team; `place` is its repository."""
+    """The profile `light`, proved and pushed by the team; `place` is its repository."""
 
     proved: Proved
     team: Team
@@ -36,11 +36,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(quick: Proved, team: Team, run_id: str) -> Site:
-    place = f"{team.registry.host}/e2e-{run_id}/quick"
-    pushed = team.push(quick.name, place)
+def site(light: Proved, team: Team, run_id: str) -> Site:
+    place, team = f"{team.registry.host}/e2e-{run_id}/light", replace(team, project=light.project)
+    pushed = team.push(light.name, place)
     assert pushed.code == 0, f"{pushed.stdout}\n{pushed.stderr}"
-    return Site(quick, team, place, pushed)
+    return Site(light, team, place, pushed)
 
 
 def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:

@@ -46,13 +46,13 @@ def containers() -> list[str]:
 
 
 class Place:
-    """A copy of the proved project whose self-tests run on the cluster, with only the required probes."""
+    """A copy of a verified project whose self-tests run on the cluster, with only the required probes."""
 
-    def __init__(self, cluster: Cluster, quick: Proved, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, proved: Proved, folder: Path) -> None:
         self.cluster = cluster
         self.shared = folder / "shared"
-        self.quick = quick.copy(folder).with_required_alone()
-        self.project = self.quick.project
+        self.proved = proved.copy(folder).with_required_alone()
+        self.project = self.proved.project
         config = self.project.config / "envbuild" / "config.yaml"
         config.parent.mkdir()
         config.write_text(
@@ -61,7 +61,7 @@ class Place:
 
     def start(self, verb: str, *arguments: str) -> Running:
         path = os.pathsep.join([str(self.cluster.programs), self.project.environment["PATH"]])
-        return self.project.start(verb, self.quick.name, "--json", *arguments, PATH=path)
+        return self.project.start(verb, self.proved.name, "--json", *arguments, PATH=path)
 
     def running(self, reference: str) -> tuple[Running, str, str]:
         """Start a self-test that hangs on its node. Returns (the command, the job's id, the node)."""
@@ -85,9 +85,9 @@ class Bare:
         self.place = place
 
     def run(self, site: SlurmSite, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
-        """Run and judge one probe: env.identity if Slurm assigns a GPU, else the crash test of products."""
+        """Run and judge one probe: env.identity if Slurm assigns a GPU, else env.libs."""
         names = database.gpus()["h20"].all_names if gpus else ()
-        request = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
+        request = RunRequest(probes=("env.identity" if gpus else "env.libs",))
         known = handle(reference) or reference
         prepared = selftest_job.make_job(
             known, SelfTest(), Expectations({}, "3.11", names), request, models=("h20",) if gpus else ()
@@ -106,31 +106,43 @@ def bare(place: Place, monkeypatch: pytest.MonkeyPatch) -> Bare:
 
 
 @pytest.fixture
-def place(cluster: Cluster, quick: Proved, scratch: Path) -> Iterator[Place]:
-    made = Place(cluster, quick, scratch / "place")
-    yield made
-    made.cluster.ask("scancel", "--user=root")
-    until("all of it to be gone", lambda: not containers() and not made.cluster.ask("squeue", "-h").strip(), 60)
+def idle_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, without the jobs and containers of the test at its end."""
+    yield cluster
+    cluster.ask("scancel", "--user=root")
+    until("all of it to be gone", lambda: not containers() and not cluster.ask("squeue", "-h").strip(), 60)
 
 
-def test_an_image_is_verified_through_slurm(place: Place) -> None:
-    done = place.start("test", "--record").finish(300)
+@pytest.fixture
+def place(idle_cluster: Cluster, light: Proved, scratch: Path) -> Place:
+    return Place(idle_cluster, light, scratch / "place")
+
+
+@pytest.fixture
+def slow_place(idle_cluster: Cluster, quick: Proved, scratch: Path) -> Place:
+    """A place whose self-test computes with the real torch. It takes some seconds, and the command that waits for it
+    asks for the state of the job every three."""
+    return Place(idle_cluster, quick, scratch / "place")
+
+
+def test_an_image_is_verified_through_slurm(slow_place: Place) -> None:
+    done = slow_place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["state"] == "verified"
     record, where = recorded(Path(done.document["statement"]))
     assert record["where"] == {key: where[key] for key in ("runner", "engine", "unconfined")}
     assert (where["runner"], where["restarts"], where["unconfined"]) == ("slurm", 0, [])
     assert where["node"] in NODES and where["engine"].startswith("docker ")
-    assert where["image"] == place.quick.id and record["machine"] is None
+    assert where["image"] == slow_place.proved.id and record["machine"] is None
     assert f"job {where['job']}: running on {where['node']}" in done.stderr
-    assert place.left() == []
+    assert slow_place.left() == []
 
 
 @pytest.fixture
 def remote(place: Place, registry: Registry) -> Iterator[str]:
     """Let the place have no engine, no build record and no evidence, and let the nodes pull from a registry. Returns
     the name of the repository."""
-    name = f"{registry.host}/cluster/{place.quick.name}"
+    name = f"{registry.host}/cluster/{place.proved.name}"
     program = place.shared / "docker-that-is-logged-in"
     place.shared.mkdir()
     program.write_text(f'#!/bin/sh\nexec docker --config {registry.login} "$@"\n', encoding="utf-8")
@@ -154,23 +166,23 @@ def tags(name: str) -> set[str]:
 def test_an_image_is_made_and_verified_without_an_engine(place: Place, remote: str) -> None:
     """The image has the same id as the image in the engine. The nodes' engine pulls it from the registry. Then it is
     published with its evidence."""
-    before = tags(place.quick.name)
+    before = tags(place.proved.name)
     made = place.start("build").finish(600)
-    assert (made.code, made.document["state"], made.document["image"]) == (0, "computed", place.quick.id), made.words
+    assert (made.code, made.document["state"], made.document["image"]) == (0, "computed", place.proved.id), made.words
     done = place.start("make").finish(900)
-    assert (done.code, done.document["state"], done.document["image"]) == (0, "verified", place.quick.id), done.words
+    assert (done.code, done.document["state"], done.document["image"]) == (0, "verified", place.proved.id), done.words
     names = [step["name"] for step in done.document["steps"]]
     assert names[-5:] == ["build", "push", "audit", "self-test", "evidence"]
-    assert done.document["tags"] == [f"{remote}:id-{place.quick.id[7:]}"]
+    assert done.document["tags"] == [f"{remote}:id-{place.proved.id[7:]}"]
     _, where = recorded(Path(done.document["statement"]))
     assert where["node"] in NODES and where["image"].startswith(f"{remote}@sha256:")
     again = place.start("make").finish(120)
     assert (again.code, again.document["state"], again.document["statement"]) == (0, "verified", None), again.words
     assert place.start("status").finish(120).document["state"] == "verified"
-    assert tags(place.quick.name) == before, "no tag of this engine changed"
+    assert tags(place.proved.name) == before, "no tag of this engine changed"
     assert list((place.shared / "jobs").glob("*")) == []
     pushed = place.start("push", f"{remote}-pushed", "--unsigned").finish(600)
-    assert (pushed.code, pushed.document["image"]) == (0, place.quick.id), pushed.words
+    assert (pushed.code, pushed.document["image"]) == (0, place.proved.id), pushed.words
 
 
 def test_a_record_without_an_engine_is_resumed(place: Place, remote: str) -> None:
@@ -184,58 +196,58 @@ def test_a_record_without_an_engine_is_resumed(place: Place, remote: str) -> Non
     assert "audit" not in [step["name"] for step in done.document["steps"]]
 
 
-def test_a_lost_waiting_process_is_resumed(place: Place) -> None:
-    begun = place.start("test", "--record")
+def test_a_lost_waiting_process_is_resumed(slow_place: Place) -> None:
+    begun = slow_place.start("test", "--record")
     begun.says("running on", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
-    done = place.start("test", "--record", "--resume", job).finish(300)
+    done = slow_place.start("test", "--record", "--resume", job).finish(300)
     assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
-    assert place.left() == []
-    again = place.start("test", "--record", "--resume", job).finish()
+    assert slow_place.left() == []
+    again = slow_place.start("test", "--record", "--resume", job).finish()
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
 
 
-def test_truncated_output_is_not_proof(place: Place) -> None:
+def test_truncated_output_is_not_proof(slow_place: Place) -> None:
     """The output of a passed run lacks a single frame."""
-    begun = place.start("test", "--record")
+    begun = slow_place.start("test", "--record")
     begun.says("running on", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
-    outcome = until("its outcome", lambda: next(place.shared.glob("*/attempt-0/outcome"), None), 240)
+    outcome = until("its outcome", lambda: next(slow_place.shared.glob("*/attempt-0/outcome"), None), 240)
     written = outcome.with_name("stdout")
     written.write_bytes(written.read_bytes().rpartition(b"ENVBUILD")[0])
-    done = place.start("test", "--record", "--resume", job).finish(120)
+    done = slow_place.start("test", "--record", "--resume", job).finish(120)
     assert done.code == 6 and "is truncated or was changed" in done.words
-    assert place.left() == []
+    assert slow_place.left() == []
 
 
-def test_a_job_that_slurm_forgot_and_that_left_nothing_is_lost(place: Place, broken: Workshop) -> None:
-    begun, job, _ = place.running(broken.image("hangs"))
+def test_a_job_that_slurm_forgot_and_that_left_nothing_is_lost(place: Place, stalling: str) -> None:
+    begun, job, _ = place.running(stalling)
     begun.kill()
     place.cluster.ask("scancel", job)
     until("Slurm to forget it", lambda: not place.cluster.ask("scontrol", "show", "job", job), 120)
-    done = place.start("test", "--image", broken.image("hangs"), "--resume", job).finish(120)
+    done = place.start("test", "--image", stalling, "--resume", job).finish(120)
     assert done.code == 6 and f"job {job} is lost" in done.words
 
 
-def test_an_interruption_cancels_the_job(place: Place, broken: Workshop) -> None:
-    begun, _, _ = place.running(broken.image("hangs"))
+def test_an_interruption_cancels_the_job(place: Place, stalling: str) -> None:
+    begun, _, _ = place.running(stalling)
     done = begun.interrupt()
     assert done.code == 130
     until("nothing to be left", lambda: place.left() == [], 30)
 
 
-def test_a_job_cancelled_by_another_user_is_reported(place: Place, broken: Workshop) -> None:
-    begun, job, _ = place.running(broken.image("hangs"))
+def test_a_job_cancelled_by_another_user_is_reported(place: Place, stalling: str) -> None:
+    begun, job, _ = place.running(stalling)
     place.cluster.ask("scancel", job)
     done = begun.finish(120)
     assert done.code == 6 and f"job {job} was cancelled, and not by this command" in done.words
     assert place.left() == []
 
 
-def test_a_node_that_dies_is_reported(place: Place, broken: Workshop) -> None:
-    begun, job, node = place.running(broken.image("hangs"))
+def test_a_node_that_dies_is_reported(place: Place, stalling: str) -> None:
+    begun, job, node = place.running(stalling)
     place.cluster.daemons.end(node, signal.SIGKILL)
     try:
         done = begun.finish(180)
@@ -250,7 +262,7 @@ def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare)
     place.cluster.daemons.end_all(NODES)
     try:
         place.cluster.start(*NODES, clocks=dict(zip(NODES, ("+2h", "-400d"), strict=True)))
-        runs = [bare.run(SlurmSite(), place.quick.tag, node) for node in NODES]
+        runs = [bare.run(SlurmSite(), place.proved.tag, node) for node in NODES]
     finally:
         place.cluster.daemons.end_all(NODES)
         place.cluster.start(*NODES)
@@ -283,34 +295,34 @@ def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, b
         bare.run(SlurmSite(), image, gpus=True)
 
 
-def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:
+def test_two_jobs_for_one_digest_do_not_meet(slow_place: Place, quick: Proved, scratch: Path) -> None:
     """The two jobs run at the same time on different nodes, and each result comes only from its own output."""
-    other = Place(cluster, quick, scratch / "other")
-    begun = [one.start("test", "--record") for one in (place, other)]
+    other = Place(slow_place.cluster, quick, scratch / "other")
+    begun = [one.start("test", "--record") for one in (slow_place, other)]
     done = [one.finish(400) for one in begun]
     assert [(one.code, one.document["state"]) for one in done] == [(0, "verified")] * 2, [one.stderr for one in done]
-    assert place.left() == [] and other.left() == []
+    assert slow_place.left() == [] and other.left() == []
 
 
-def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
-    begun = place.start("test", "--record")
+def test_a_controller_that_restarts_is_waited_for(slow_place: Place) -> None:
+    begun = slow_place.start("test", "--record")
     begun.says("running on", 120)
-    place.cluster.daemons.end("slurmctld")
+    slow_place.cluster.daemons.end("slurmctld")
     try:
         begun.says("does not answer", 120)
     finally:
-        place.cluster.start("slurmctld")
+        slow_place.cluster.start("slurmctld")
     done = begun.finish(300)
     assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
-    until("the controller to know that it ended", lambda: place.left() == [], 60)
+    until("the controller to know that it ended", lambda: slow_place.left() == [], 60)
 
 
-def test_ranks_on_two_nodes_work_together(place: Place) -> None:
+def test_ranks_on_two_nodes_work_together(slow_place: Place) -> None:
     """The ranks communicate by this machine's loopback interface, which both nodes share. Only the containers of
     dist.nodes use the network of their node; all other containers have no network."""
-    quiet = place.start("test", "--record", "--nodes", "2").finish(120)
+    quiet = slow_place.start("test", "--record", "--nodes", "2").finish(120)
     assert quiet.code == 2 and "no interface is set" in quiet.words
-    done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)
+    done = slow_place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)
     assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
     record, where = recorded(Path(done.document["statement"]))
     (across,) = [result for result in record["results"] if result["probe"] == "dist.nodes"]
@@ -319,4 +331,4 @@ def test_ranks_on_two_nodes_work_together(place: Place) -> None:
     assert record["where"]["unconfined"] == ["dist.nodes: the nodes' network, by lo"]
     assert sorted(where["nodes"]["node"].split(",")) == sorted(NODES) and where["node"] in NODES
     assert (where["nodes"]["interface"], where["nodes"]["infiniband"]) == ("lo", [False, False])
-    until("the job to have left the queue", lambda: place.left() == [], 60)
+    until("the job to have left the queue", lambda: slow_place.left() == [], 60)

@@ -55,10 +55,10 @@ def test_a_changed_selftest(quick: Proved, scratch: Path) -> None:
     assert "proved by an older self-test: gemm.exact changed since" in status.words
 
 
-def test_built_and_not_proved_and_then_removed(quick: Proved, scratch: Path) -> None:
-    project, name = quick.project.copy(scratch), quick.name.replace("quick", "gone")
-    project.write(name, extends=quick.name, env={"GONE": "1"})
-    project.lock(name).write_bytes(project.lock(quick.name).read_bytes())
+def test_built_and_not_proved_and_then_removed(light: Proved, scratch: Path) -> None:
+    project, name = light.project.copy(scratch), light.name.replace("light", "gone")
+    project.write(name, extends=light.name, env={"GONE": "1"})
+    project.lock(name).write_bytes(project.lock(light.name).read_bytes())
     built = project.run("build", name, "--json")
     assert (built.code, built.document["state"], built.document["evidence"]) == (0, "built", [])
     unproved = project.run("status", name, "--json")
