@@ -54,8 +54,14 @@ def main() -> int:
     if short:
         sys.exit(short)
     ran: list[Ran] = []
-    stocked = {one.extends: products.stock(one) for one in (CPU, GPU) if one in map(_product, counts)}
     with tempfile.TemporaryDirectory(prefix="envbuild-chaos-", dir=_FOLDER, ignore_cleanup_errors=True) as folder:
+        stocked = {
+            one.extends: products.stock_with_stand_ins(Path(folder) / "index")
+            if arguments.slice and one == CPU
+            else (one, products.stock(one))
+            for one in (CPU, GPU)
+            if one in map(_product, counts)
+        }
         program = openregistry.program(Path(folder) / "packages") if "registry" in counts else None
         if "registry" in counts and not program:
             sys.exit("docker-registry is not installed, and it can only be downloaded on Debian")
@@ -68,7 +74,7 @@ def main() -> int:
             "gpu": lambda: Kills(starts=arguments.starts, name="gpu", moments=BUILD),
         }
         for product, names in itertools.groupby(counts, _product):
-            with place.place(Path(folder) / "place", product, stocked[product.extends]) as there:
+            with place.place(Path(folder) / "place", *stocked[product.extends]) as there:
                 for name in names:
                     keep = functools.partial(_keep, arguments.json, tuple(ran))  # keep finished campaigns if cut short
                     ran.append(_run(kinds[name](), there, counts[name], arguments.seed, keep))

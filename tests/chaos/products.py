@@ -1,14 +1,18 @@
-"""The images of the campaigns: a small one for the CPU, which is proved, and one for a GPU, which is only built."""
+"""The images of the campaigns: one for the CPU, which is verified, and one for a GPU, which is only built. In the
+tests, the torch of the one for the CPU is a stand-in: its layers are written, pushed and tested in a second."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.support import CHECKOUT, OTHER_CUBLAS
+from e2e import standin_torch
+from e2e.support import CHECKOUT, OTHER_CUBLAS, Project, machine_cache
 
+from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.image_steps import load_profile, lock_profile, resolve_profile
@@ -65,3 +69,24 @@ def _stocked(product: Product, pins: dict[str, str]) -> Lock:
     locked = lock_profile(context, loaded, plan, options).value
     build_downloads.fetch_image_parts(plan, locked, context.progress)
     return locked
+
+
+def stock_with_stand_ins(folder: Path) -> tuple[Product, list[Lock]]:
+    """Return CPU with stand-ins for torch and its requirements, and what `stock` returns. The base is that of CPU."""
+    real = lock_file.read(CPU.lock_file)
+    assert real
+    wheels = folder / "wheels"
+    project = Project.create(folder).with_env(**standin_torch.write_idle_index(wheels, real.versions))
+    shutil.copy(CPU.lock_file, project.lock("stand-ins"))
+    for packages in (["networkx"], ["numpy"]):  # a lock is made again if its packages change
+        project.write("stand-ins", extends="cpu", packages=packages, **CPU.keys["a"])
+        done = project.run("lock", "stand-ins", "--json")
+        assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    locked = lock_file.read(project.lock("stand-ins"))
+    assert locked
+    for item in locked.wheels:
+        kept = machine_cache("wheels") / item.wheel.sha256 / item.wheel.file
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copy(wheels / item.wheel.file, kept)
+    build_downloads.make_bases(locked, StepContext(lambda event: None).progress)
+    return replace(CPU, lock_file=project.lock("stand-ins")), [locked]
