@@ -33,11 +33,7 @@ from unit.explain import corpus
 from unit.explain.corpus import FOLDER, PARTS, SEALED, UNSEEN, Case
 
 CASES = corpus.cases()
-MESSAGES = [
-    (cause, message)
-    for cause, messages in corpus.read_yaml(Path(__file__).parent / "messages.yaml").items()
-    for message in messages
-]
+MESSAGES = corpus.read_yaml(Path(__file__).parent / "messages.yaml")
 H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n"
 CRASH = "Floating point exception (core dumped)\n"
 
@@ -137,9 +133,10 @@ def test_no_advisory_is_named_for_a_sample_of_the_crashes_without_a_known_cause(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cause", "message"), MESSAGES)
-def test_each_message_names_its_cause(cause: str, message: str) -> None:
-    assert causes(message) == [cause]
+@pytest.mark.parametrize("cause", MESSAGES)
+def test_each_message_names_its_cause(cause: str) -> None:
+    named = {message: causes(message) for message in MESSAGES[cause]}
+    assert {message: found for message, found in named.items() if found != [cause]} == {}
 
 
 def test_the_worked_example_of_the_documentation_holds() -> None:

@@ -37,9 +37,9 @@ def causes(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("message", INNOCENT)
-def test_a_line_that_only_looks_like_a_cause_has_none(message: str) -> None:
-    assert causes(message) == []
+def test_a_line_that_only_looks_like_a_cause_has_none() -> None:
+    named = {message: causes(message) for message in INNOCENT}
+    assert {message: found for message, found in named.items() if found} == {}
 
 
 @pytest.mark.parametrize(
