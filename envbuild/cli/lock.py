@@ -175,7 +175,7 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
         count = len(refused) + len(stale) + len(found)
         raise ProfileError(
             f"invalid: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
-            hint=f"correct the errors{'; then envbuild lock' if stale else ''}",
+            hint=(count == 1 and refused[0].hint) or f"correct the errors{'; then envbuild lock' if stale else ''}",
             faults=[*faults, *old],
         )
     if stale:

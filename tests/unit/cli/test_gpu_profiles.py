@@ -108,8 +108,8 @@ def test_a_profile_that_is_not_written_can_be_shown_with_pins_and_as_json() -> N
 
 @pytest.mark.parametrize(
     "command",
-    [["lock", "l20"], ["build", "NVIDIA L20"], ["make", "--locked", "l20"], ["export", "check", "l20"],
-     ["status", "l20"], ["init", "mine", "--from", "l20"]],
+    [["lock", "l20"], ["lock", "--check", "l20"], ["build", "NVIDIA L20"], ["make", "--locked", "l20"],
+     ["export", "check", "l20"], ["status", "l20"], ["init", "mine", "--from", "l20"]],
 )  # fmt: skip
 def test_other_commands_name_the_command_that_writes_the_profile(command: list[str], project: Path) -> None:
     done = envbuild(*command)
