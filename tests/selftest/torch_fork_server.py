@@ -108,7 +108,7 @@ class _Server:
         libraries = os.pathsep.join(filter(None, (str(self._link), os.environ.get(_LIBRARIES))))
         variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path, _LIBRARIES: libraries}
         with theirs:
-            command = [sys.executable, "-m", "selftest.torch_fork_server", str(theirs.fileno())]
+            command = [sys.executable, "-m", "selftest.torch_fork_server", str(theirs.fileno()), str(self._folder)]
             self._process = subprocess.Popen(
                 command, cwd=_TESTS, env=variables, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
@@ -144,7 +144,6 @@ class _Server:
     def end(self) -> None:
         self._control.close()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @functools.cache
@@ -252,4 +251,7 @@ def _call(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    finally:  # also if the client was killed
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
