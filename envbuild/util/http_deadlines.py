@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _LOG = logging.getLogger(__name__)
+_MOST_LINES = 300  # in a row; http.client accepts 100 headers
 _SLICE = 1 << 16  # bytes sent at a time: a time-out of Python's sendall applies to all bytes of one call
 
 
@@ -124,13 +125,30 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
+class _Reader(io.BufferedReader):
+    """Reads a response, and refuses more lines in a row than its head may have: http.client limits the headers, but
+    neither it nor urllib3 limits the number of trailers and of interim responses (1xx)."""
+
+    _lines = 0
+
+    def readline(self, size: int | None = -1) -> bytes:
+        self._lines += 1
+        if self._lines > _MOST_LINES:
+            raise http.client.HTTPException("too many trailers or interim responses")
+        return super().readline(size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._lines = 0
+        return super().read(size)
+
+
 class _Response(http.client.HTTPResponse):
     """A response whose head and body are read within the request's budget."""
 
     def __init__(self, budget: _Budget, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
         self.fp.close()
-        self.fp = io.BufferedReader(_Stream(sock, budget))
+        self.fp = _Reader(_Stream(sock, budget))
 
 
 class _Bounded(HTTPConnection):

@@ -114,3 +114,51 @@ def test_a_session_is_aborted_while_another_thread_waits(size: int) -> None:
     assert session(Network()).get(ready.url).status_code == 201
     for server in (slow, ready):
         server.socket.close()
+
+
+class Talkative:
+    """A server that sends a head and then many pieces, and counts the bytes that were taken from it."""
+
+    def __init__(self, head: bytes, piece: bytes, count: int, end: bytes = b"") -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
+        self.sent = self.requests = 0
+        self._pieces = (head, *[piece * 1000] * (count // 1000), end)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                with connection, contextlib.suppress(OSError):
+                    while connection.recv(1 << 16)[-4:] != b"\r\n\r\n":
+                        pass
+                    self.requests += 1
+                    for piece in self._pieces:
+                        connection.sendall(piece)
+                        self.sent += len(piece)
+
+
+@contextlib.contextmanager
+def talking(head: bytes, piece: bytes, count: int, end: bytes = b"") -> Iterator[Talkative]:
+    server = Talkative(head, piece, count, end)
+    with server.socket:
+        yield server
+
+
+OK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_the_number_of_trailers_is_limited() -> None:
+    with talking(OK + b"1\r\nx\r\n0\r\n", b"a: b\r\n", 100_000, b"\r\n") as server:
+        answer = session(Network()).get(server.url, stream=True)
+        with pytest.raises(requests.RequestException, match="trailers"):
+            http_deadlines.body(answer, 9)
+
+
+@pytest.mark.parametrize("count", [0, 1000])
+def test_some_trailers_and_many_chunks_are_accepted(count: int) -> None:
+    trailers = b"0\r\n" + b"a: b\r\n" * 100 + b"\r\n"
+    with talking(OK, b"1\r\nx\r\n", count, trailers) as server:
+        found = http_deadlines.body(session(Network()).get(server.url, stream=True), 9999)
+        assert found == b"x" * count
