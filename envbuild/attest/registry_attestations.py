@@ -325,7 +325,7 @@ class _Reader:
 
     def layers(self, tag: str) -> list[tuple[dict[str, object], Envelope | Refusal]]:
         """Return the envelopes stored in the older form under a tag, each after its descriptor."""
-        return self.layers_of(self._repository.manifest(tag))
+        return self.layers_of(self._manifest(tag))
 
     def layers_of(self, manifest: Manifest | None) -> list[tuple[dict[str, object], Envelope | Refusal]]:
         """Return the envelopes in a list in the older form, each after its descriptor."""
@@ -352,7 +352,7 @@ class _Reader:
                 found.append(({}, name))
                 continue
             try:
-                manifest = repository.manifest(name)
+                manifest = self._manifest(name)
                 item = _referrer(manifest) if manifest else {}
             except Refusal as refusal:  # what anybody wrote to one tag must not hide the others
                 found.append(({}, refusal))
@@ -376,7 +376,7 @@ class _Reader:
 
     def _bundle(self, item: Mapping[str, object], digest: str) -> object:
         wanted = oci_types.digest_in(item)
-        manifest = self._repository.manifest(wanted)
+        manifest = self._manifest(wanted)
         if manifest is None:
             raise Malformed(f"referrer not found: {wanted}")
         if oci_types.digest_in(manifest.document.get("subject")) != digest:
@@ -386,6 +386,25 @@ class _Reader:
         return self._json(manifest.layers[0]).get("dsseEnvelope")
 
     def _json(self, item: Mapping[str, object]) -> dict[str, object]:
-        raw = self._repository.blob(oci_types.digest_in(item), min(self._left, strict_and_canonical_json.MAX_BYTES))
-        self._left -= len(raw)
-        return strict_and_canonical_json.parse(raw, "the envelope")
+        digest, raw = oci_types.digest_in(item), bytearray()
+        self._require_rest()
+        for block in self._repository.blocks(digest):
+            raw += block
+            self._left -= len(block)
+            self._require_rest()
+            if len(raw) > strict_and_canonical_json.MAX_BYTES:
+                limit = strict_and_canonical_json.MAX_BYTES
+                raise Refusal("too-large", f"the blob {digest} is larger than {limit} bytes")
+        return strict_and_canonical_json.parse(bytes(raw), "the envelope")
+
+    def _manifest(self, target: str) -> Manifest | None:
+        """Return a manifest. One that is refused counts as the largest that may have been downloaded."""
+        self._require_rest()
+        self._left -= oci_types.MAX_MANIFEST
+        found = self._repository.manifest(target)
+        self._left += oci_types.MAX_MANIFEST - (len(found.raw) if found else 0)
+        return found
+
+    def _require_rest(self) -> None:
+        if self._left < 0:
+            raise Refusal("too-large", f"all evidence together is larger than {_TOTAL} bytes")

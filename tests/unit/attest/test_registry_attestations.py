@@ -15,6 +15,7 @@ from envbuild.attest.keys_and_signatures import Envelope, Signer
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
+from envbuild.util import strict_and_canonical_json
 from unit.registries import Registry, serving
 
 TAG = "environment-0123456789ab"
@@ -204,6 +205,26 @@ def test_the_number_of_requests_for_statements_is_limited(registry: Registry, mo
     assert (found, [one.reason.id for one in refused]) == ([], ["too-large"])
     requested = [line for line, _ in registry.requests if f"{TAG}-" in line]
     assert requested == [f"GET /v2/team/sample/manifests/{name}" for name in names[:3]]
+
+
+@pytest.mark.parametrize("kind", ["large", "wrong"])
+def test_refused_statements_count_towards_the_total_size(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A registry could otherwise make clients download the largest size as often as the number of pieces allows."""
+    monkeypatch.setattr(registry_attestations, "_TOTAL", 4500)
+    monkeypatch.setattr(strict_and_canonical_json, "MAX_BYTES", 1000)
+    monkeypatch.setattr(oci_types, "MAX_MANIFEST", 1000)
+    layers = [oci_types.descriptor(registry_attestations.ENVELOPE, bytes([byte]) * 1001) for byte in range(9)]
+    for byte, layer in enumerate(layers):
+        registry.blobs[layer["digest"]] = bytes([byte]) * 1001 if kind == "large" else b"wrong" * 200
+    manifest = Manifest(json.dumps({"mediaType": oci_types.MANIFEST, "layers": layers}).encode(), oci_types.MANIFEST)
+    monkeypatch.setattr(oci_types, "MAX_MANIFEST", len(manifest.raw))
+    registry.manifests[TAG] = (oci_types.MANIFEST, manifest.raw)
+    found, refused = registry_attestations.fetch_envelopes_without_image(place(registry), TAG)
+    assert (found, len(refused)) == ([], 9)
+    assert "all evidence together is larger than" in refused[-1].message
+    assert sum("/blobs/" in line for line, _ in registry.requests) <= 5
 
 
 # an image
