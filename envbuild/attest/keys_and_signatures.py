@@ -71,13 +71,28 @@ class Signer:
     signer: CryptoSigner = field(compare=False, repr=False)
 
 
+_LONGEST_PASSPHRASE = 1023  # bytes; the limit of OpenSSL
+
+
 def generate(passphrase: str) -> tuple[bytes, bytes]:
-    """Generate a key pair: the private key as PKCS #8, encrypted with the passphrase, and the public key; both PEM."""
+    """Generate a key pair: the private key as PKCS #8, encrypted with the passphrase, and the public key; both PEM.
+
+    Raises UsageError for a passphrase with which a key cannot be encrypted.
+    """
+    try:
+        secret = passphrase.encode()
+    except UnicodeEncodeError:  # an environment variable may contain any byte
+        raise UsageError("the passphrase is not valid UTF-8", hint="choose another passphrase") from None
+    if not secret:
+        raise UsageError("the passphrase is empty", hint="a private key is always stored encrypted")
+    if len(secret) > _LONGEST_PASSPHRASE:
+        text = f"the passphrase is longer than {_LONGEST_PASSPHRASE} bytes"
+        raise UsageError(text, hint="choose a shorter passphrase")
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
     private = ec.generate_private_key(ec.SECP256R1())
-    hidden = BestAvailableEncryption(passphrase.encode())
+    hidden = BestAvailableEncryption(secret)
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden), _pem(private.public_key())
 
 

@@ -47,11 +47,8 @@ def command(name: str, as_json: bool) -> None:
         if Path(shown).exists():
             hint = f"choose another name, such as -o {name}2: an existing key is never replaced"
             raise UsageError(f"{shown} exists already", hint=hint)
+    pems = keys_and_signatures.generate(keys_and_signatures.passphrase("passphrase for the new key: ", confirm=True))
     output_files.prepare(Path(name), text=False)
-    secret = keys_and_signatures.passphrase("passphrase for the new key: ", confirm=True)
-    if not secret:
-        raise UsageError("the passphrase is empty", hint="a private key is always stored encrypted")
-    pems = keys_and_signatures.generate(secret)
     _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
     fingerprint = keys_and_signatures.public(pems[1], str(public)).fingerprint
     if as_json:

@@ -159,6 +159,22 @@ def test_an_empty_passphrase_is_refused(project: Path, monkeypatch: pytest.Monke
     assert [file.name for file in project.iterdir()] == ["profiles"]
 
 
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [("\u00fc" * 512, "the passphrase is longer than 1023 bytes"), ("a\udcff", "the passphrase is not valid UTF-8")],
+    ids=["long", "invalid"],
+)
+def test_a_passphrase_that_cannot_encrypt_a_key_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, secret: str, message: str
+) -> None:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", secret)
+    done = envbuild("keygen", "-o", "new/team")
+    assert (done.code, f"error: {message}" in done.stderr) == (2, True), done.stderr
+    assert [file.name for file in project.iterdir()] == ["profiles"]
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "x" * 1023)
+    assert envbuild("keygen", "-o", "new/team").code == 0
+
+
 def test_the_key_comes_from_the_environment_or_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys_and_signatures.configured_signer() is None
     private, public = keys_and_signatures.generate(SECRET)
