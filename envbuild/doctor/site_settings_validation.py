@@ -79,6 +79,10 @@ def _keys(data: dict[str, Any]) -> Iterator[Fault]:
         except (ValueError, RuntimeError, OSError):  # a NUL in the path; ~ of an unknown user; a path that is too long
             missing = True
         if missing:
-            is_key = "-----BEGIN" in str(file)  # a private key must not be shown
-            fault = "contains a key, not the path of a file" if is_key else f"file not found: {file}"
+            if "-----BEGIN" in str(file):
+                fault = "contains a key, not the path of a file"
+            elif name == "signing_key":  # never shown, because it may be a private key in any notation
+                fault = "must be the path of a file with a private key: no such file"
+            else:
+                fault = f"file not found: {file}"
             yield settings.placed(name, Fault(fault))

@@ -131,7 +131,7 @@ network:
 """
 FAULTS = [
     "1: on: must be one of local, slurm, kubernetes, not 'slrum' (did you mean slurm?)",
-    "9: signing_key: file not found: /no/such.key",
+    "9: signing_key: must be the path of a file with a private key: no such file",
     "3: slurm.registry: must be HOST/REPOSITORY, without http:// or https://, without a tag, and "
     "without _ in HOST, not 'http://foo/bar'",
     "5: slurm.partion: unknown setting (did you mean partition?)",
@@ -163,9 +163,14 @@ def test_a_host_that_has_no_valid_address_is_refused(host: str) -> None:
         network_settings.parse({"token_services": {"a.example": host}}, {})
 
 
-def test_a_private_key_in_the_settings_is_not_shown(project: Path) -> None:
-    configure("signing_key: |\n  -----BEGIN PRIVATE KEY-----\n  c2VjcmV0\n")
-    assert "c2VjcmV0" not in str(site_settings_validation.read().faults)
+@pytest.mark.parametrize(
+    "key", ["|\n  -----BEGIN PRIVATE KEY-----\n  c2VjcmV0", "c2VjcmV0", "c2VjcmV0/A==", "~c2VjcmV0"]
+)
+def test_a_private_key_in_the_settings_is_not_shown(project: Path, key: str) -> None:
+    configure(f"signing_key: {key}\n")
+    (fault,) = site_settings_validation.read().faults
+    assert "signing_key" in fault and "c2VjcmV0" not in fault
+    assert "c2VjcmV0" not in envbuild("doctor").stdout
 
 
 def test_a_key_that_is_there_twice_hides_no_other_fault() -> None:
