@@ -38,7 +38,7 @@ venv: .venv/.installed ## create the virtual environment .venv
 .venv/.dev: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch .venv/.installed $@
 
 .venv/.docs: .venv/.installed
