@@ -126,8 +126,9 @@ class _Stream(io.RawIOBase):
 
 
 class _Reader(io.BufferedReader):
-    """Reads a response, and refuses more lines in a row than its head may have: http.client limits the headers, but
-    neither it nor urllib3 limits the number of trailers and of interim responses (1xx)."""
+    """Reads a response, and refuses what neither http.client nor urllib3 refuses: a negative chunk size, of which -1
+    would read to the end of the connection, and more lines in a row than a head may have. http.client limits the number
+    of headers, but not of trailers and interim responses (1xx)."""
 
     _lines = 0
 
@@ -137,7 +138,9 @@ class _Reader(io.BufferedReader):
             raise http.client.HTTPException("too many trailers or interim responses")
         return super().readline(size)
 
-    def read(self, size: int | None = -1) -> bytes:
+    def read(self, size: int | None = None) -> bytes:
+        if size is not None and size < 0:
+            raise http.client.HTTPException("negative chunk size")
         self._lines = 0
         return super().read(size)
 

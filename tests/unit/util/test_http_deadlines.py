@@ -14,7 +14,7 @@ import requests
 
 from envbuild.util import http_deadlines
 from envbuild.util.errors import NetworkError
-from envbuild.util.http_deadlines import Adapter, TooSlow, _Budget
+from envbuild.util.http_deadlines import Adapter, TooSlow, _Budget, _Stream
 from envbuild.util.network_settings import Network
 
 
@@ -162,3 +162,29 @@ def test_some_trailers_and_many_chunks_are_accepted(count: int) -> None:
     with talking(OK, b"1\r\nx\r\n", count, trailers) as server:
         found = http_deadlines.body(session(Network()).get(server.url, stream=True), 9999)
         assert found == b"x" * count
+
+
+MORE = 4_000_000  # bytes, many more than any limit here
+LITTLE = 1 << 18  # bytes: the largest limit here, and what is read in advance
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of bytes of each read from a socket."""
+    counts, read = list[int](), _Stream.readinto
+
+    def counted(self: _Stream, buffer: bytearray) -> int:
+        counts.append(read(self, buffer))
+        return counts[-1]
+
+    monkeypatch.setattr(_Stream, "readinto", counted)
+    return counts
+
+
+@pytest.mark.parametrize("size", [b"-1", b"-5"])
+def test_a_negative_chunk_size_is_refused(size: bytes, received: list[int]) -> None:
+    with talking(OK + size + b"\r\n", b"x", MORE) as server:
+        answer = session(Network()).get(server.url, stream=True)
+        with pytest.raises(requests.RequestException, match="negative chunk size"):
+            http_deadlines.body(answer, 1000)
+    assert sum(received) < LITTLE
