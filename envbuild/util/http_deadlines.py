@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import PoolManager
 from urllib3.connection import HTTPConnection
@@ -154,6 +155,15 @@ class _Response(http.client.HTTPResponse):
         self.fp = _Reader(_Stream(sock, budget))
 
 
+class _Answer(urllib3.HTTPResponse):
+    """A response of urllib3 whose connection is closed before a retry. urllib3 would read the rest of the body first,
+    without a limit."""
+
+    def drain_conn(self) -> None:
+        self.close()
+        self.release_conn()
+
+
 class _Bounded(HTTPConnection):
     """A connection that also sends within the budget. Each request gets a new budget. The initial budget is for a
     proxy's tunnel."""
@@ -172,6 +182,11 @@ class _Bounded(HTTPConnection):
     def request(self, *arguments: Any, **options: Any) -> None:
         self._renew()
         super().request(*arguments, **options)
+
+    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
+        answer = super().getresponse()
+        answer.__class__ = _Answer  # urllib3 has no option for the class
+        return answer
 
     def send(self, data: Any) -> None:
         if self.sock is None and self.auto_open:

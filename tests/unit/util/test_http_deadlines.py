@@ -7,10 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import requests
+from urllib3.util.retry import Retry
 
 from envbuild.util import http_deadlines
 from envbuild.util.errors import NetworkError
@@ -73,9 +74,9 @@ class SlowReader:
             time.sleep(len(block) / rate)
 
 
-def session(network: Network) -> requests.Session:
+def session(network: Network, **options: Any) -> requests.Session:
     made = requests.Session()
-    made.mount("http://", Adapter(network))
+    made.mount("http://", Adapter(network, **options))
     return made
 
 
@@ -187,4 +188,15 @@ def test_a_negative_chunk_size_is_refused(size: bytes, received: list[int]) -> N
         answer = session(Network()).get(server.url, stream=True)
         with pytest.raises(requests.RequestException, match="negative chunk size"):
             http_deadlines.body(answer, 1000)
+    assert sum(received) < LITTLE
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_response_that_is_retried_is_not_read_to_its_end(fails: bool, received: list[int]) -> None:
+    again = Retry(total=2, status_forcelist=(503,), backoff_factor=0, raise_on_status=fails)
+    with talking(b"HTTP/1.1 503 Busy\r\n\r\n", b"x", MORE) as server:
+        http = session(Network(), max_retries=again)
+        with pytest.raises(requests.exceptions.RetryError) if fails else contextlib.nullcontext():
+            assert http.get(server.url, stream=True).status_code == 503
+        assert server.requests == 3
     assert sum(received) < LITTLE
