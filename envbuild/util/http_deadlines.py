@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _MOST_LINES = 300  # in a row; http.client accepts 100 headers
 _SLICE = 1 << 16  # bytes sent at a time: a time-out of Python's sendall applies to all bytes of one call
+_REDIRECT_BODY = 1 << 16  # bytes
 
 
 class TooSlow(NetworkError):
@@ -230,6 +231,8 @@ class Adapter(HTTPAdapter):
             _LOG.info("%s %s: %s", request.method, address, error)
             raise
         _LOG.info("%s %s: %d after %.2f s", request.method, address, answer.status_code, time.monotonic() - begin)
+        if answer.is_redirect:
+            _read_redirect(answer)
         return answer
 
     def abort(self) -> None:
@@ -243,6 +246,16 @@ class Adapter(HTTPAdapter):
         manager = super().proxy_manager_for(proxy, **options)
         _limit(manager, self._network, self._transfers)
         return manager
+
+
+def _read_redirect(answer: requests.Response) -> None:
+    """Read the body of a redirect up to a limit. requests would read all of it, even if the caller does not follow
+    redirects. After a short body, the connection can be used again."""
+    content = b""
+    with contextlib.suppress(requests.RequestException):  # the body is not needed
+        content = body(answer, _REDIRECT_BODY)
+    answer.close()
+    answer._content = content
 
 
 def abort(session: requests.Session) -> None:

@@ -166,7 +166,7 @@ def test_some_trailers_and_many_chunks_are_accepted(count: int) -> None:
 
 
 MORE = 4_000_000  # bytes, many more than any limit here
-LITTLE = 1 << 18  # bytes: the largest limit here, and what is read in advance
+LITTLE = 1 << 19  # bytes: the limits here, and what is read in advance
 
 
 @pytest.fixture
@@ -200,3 +200,31 @@ def test_a_response_that_is_retried_is_not_read_to_its_end(fails: bool, received
             assert http.get(server.url, stream=True).status_code == 503
         assert server.requests == 3
     assert sum(received) < LITTLE
+
+
+REDIRECT = b"HTTP/1.1 302 Found\r\nLocation: /\r\n"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_redirect_is_not_read_to_its_end(follow: bool, received: list[int]) -> None:
+    with talking(REDIRECT + b"\r\n", b"x", MORE) as server:
+        http = session(Network())
+        http.max_redirects = 1
+        with pytest.raises(requests.TooManyRedirects) if follow else contextlib.nullcontext():
+            assert http.get(server.url, stream=True, allow_redirects=follow).status_code == 302
+    assert sum(received) < LITTLE
+
+
+@pytest.mark.parametrize(
+    ("head", "size", "found"),
+    [
+        (b"Content-Length: 1000", 1000, b"x" * 1000),
+        (b"Content-Length: 1001", 1000, b""),
+        (b"Content-Encoding: gzip", MORE, b""),
+    ],
+)
+def test_the_body_of_a_redirect_is_read_if_it_is_short_and_valid(head: bytes, size: int, found: bytes) -> None:
+    with talking(REDIRECT + head + b"\r\n\r\n", b"x", size) as server:
+        answer = session(Network()).get(server.url, stream=True, allow_redirects=False)
+        assert (answer.status_code, http_deadlines.body(answer, 1000)) == (302, found)
+        assert answer.raw.closed
