@@ -148,7 +148,7 @@ class Repository:
                 yield block[dropped:]  # yields b"" before `start` is reached, so that the caller can stop there too
                 dropped = max(0, dropped - len(block))
         except requests.RequestException as error:
-            broken = registry_http_and_auth.unreachable(self.reference.host, error)
+            broken = self._access.connection_error(answer.url, error)
             raise _BrokenResponse(broken.message, hint=broken.hint) from None
         finally:
             answer.close()
@@ -276,7 +276,7 @@ class Repository:
         try:
             return registry_http_and_auth.whole_body(answer, limit, what)
         except requests.RequestException as error:
-            raise registry_http_and_auth.unreachable(self.reference.host, error) from None
+            raise self._access.connection_error(answer.url, error) from None
 
 
 def _file_blocks(file: Path) -> Generator[bytes, None, None]:

@@ -25,7 +25,7 @@ from urllib3.util.retry import Retry
 
 from envbuild.fetch import tls_errors
 from envbuild.registry import tls_context
-from envbuild.util import http_deadlines, network_settings, strict_and_canonical_json
+from envbuild.util import http_deadlines, network_settings, strict_and_canonical_json, url_redaction
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.http_deadlines import Adapter
 from envbuild.util.network_settings import Network
@@ -147,6 +147,11 @@ class Access:
         """End all requests in other threads now; no more requests are possible."""
         http_deadlines.abort(self._http)
 
+    def connection_error(self, url: str, error: requests.RequestException) -> NetworkError:
+        """The error for a failed request to a URL of the registry, or of another host that the registry names."""
+        host = self.host if _origin(url) == _origin(self.base) else url_redaction.host(urlsplit(url).netloc)
+        return unreachable(host, error, self.host)
+
     def _follow(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         for _ in range(_REDIRECTS + 1):
             answer = self._one(method, url, scope, **options)
@@ -194,7 +199,7 @@ class Access:
                 method, url, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT, **options
             )
         except requests.RequestException as error:
-            raise unreachable(self.host, error) from None
+            raise self.connection_error(url, error) from None
         except ValueError:  # requests parses the Location of a response even if it does not follow it
             raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
 
@@ -233,7 +238,7 @@ class Access:
                 )
             raw = whole_body(answer, _TOKEN_BYTES, "the token")
         except requests.RequestException as error:
-            raise unreachable(urlsplit(realm).hostname or realm, error) from None
+            raise self.connection_error(realm, error) from None
         except ValueError:
             raise Refusal("redirect", f"the token service of {self.host} redirects to an invalid URL") from None
         if is_temporary(answer.status_code):
@@ -339,11 +344,12 @@ def finish(answer: requests.Response) -> None:
     answer.close()
 
 
-def unreachable(host: str, error: requests.RequestException) -> NetworkError:
-    """The error for a failed request, in our own words: requests' messages may contain URLs with secrets."""
+def unreachable(host: str, error: requests.RequestException, registry: str | None = None) -> NetworkError:
+    """The error for a failed request, in our own words: requests' messages may contain URLs with secrets. `registry`:
+    the registry that names the host, if it is a different one."""
     if isinstance(error, requests.exceptions.SSLError):
         fault = tls_errors.tls_fault(error)
-        authority = f"put its CA certificate into /etc/docker/certs.d/{host}/ca.crt, or {fault.hint}"
+        authority = f"put its CA certificate into /etc/docker/certs.d/{registry or host}/ca.crt, or {fault.hint}"
         kind = HostUnreachable if fault.temporary else NetworkError
         text = f"no TLS connection to {host}: {fault.message}"
         return kind(text, hint=authority if fault.untrusted else fault.hint)

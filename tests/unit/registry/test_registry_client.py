@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 import certifi
 import pytest
+import requests
 from requests.adapters import HTTPAdapter
 
 from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.registry import oci_types, registry_client, registry_http_and_auth, tls_context
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
+from envbuild.registry.registry_http_and_auth import HostUnreachable
 from envbuild.util.errors import NetworkError, UsageError
 from envbuild.util.untrusted_input_errors import Refusal
 from unit.registries import Registry, docker_login, serving
@@ -558,3 +560,36 @@ def test_a_download_can_be_stopped_before_and_after_a_pause(
     (pause,) = (position for position, item in enumerate(seen) if item == registry_client._PAUSES[0])
     assert seen[pause - 1] == seen[pause + 1] == b""
     assert b"".join(item for item in seen if isinstance(item, bytes)) == raw
+
+
+def test_the_error_names_the_host_that_the_registry_redirects_to(registry: Registry) -> None:
+    path, http = "/v2/team/h20/blobs/x", registry_http_and_auth.registry_session(None, tries=1)
+    access = registry_http_and_auth.Access(registry.host, f"http://{registry.host}", http)
+    with serving(Registry()) as gone:
+        registry.lies[path] = (307, {"Location": f"http://user:secret@{gone.host}/"}, b"")
+    with pytest.raises(HostUnreachable, match=f"^{gone.host} does not answer: ConnectionError$"):
+        access.send("GET", f"http://{registry.host}{path}", "pull")
+
+
+def test_the_error_names_the_host_whose_response_is_incomplete(registry: Registry) -> None:
+    with serving(Registry()) as other:
+        digest = other.add_blob(b"content")
+        path = f"/v2/team/h20/blobs/{digest}"
+        registry.lies[path] = (307, {"Location": f"http://{other.host}{path}"}, b"")
+        other.cut_blobs = [3]
+        with pytest.raises(NetworkError, match=f"^{other.host} does not answer: ChunkedEncodingError$"):
+            repository(registry).blob(digest)
+
+
+def test_the_certificate_of_another_host_is_trusted_through_the_folder_of_the_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise requests.exceptions.SSLError(ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED]"))
+
+    http = registry_http_and_auth.registry_session(None)
+    monkeypatch.setattr(http, "request", fail)
+    access = registry_http_and_auth.Access("r.example", "https://r.example", http)
+    with pytest.raises(NetworkError, match=r"^no TLS connection to cdn\.example: ") as caught:
+        access.send("GET", "https://cdn.example/x", "pull")
+    assert "/etc/docker/certs.d/r.example/ca.crt" in str(caught.value.hint)
