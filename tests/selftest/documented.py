@@ -9,7 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,8 +74,11 @@ _LEFT_OUT = """
 ## What is left out
 
 torch is known to compute the following results wrongly, so the self-test leaves them out
-(`envbuild/selftest/numerics/torch_fault_exclusions.py`).
-`tests/selftest/numerics/test_torch_fault_exclusions.py` reproduces each fault with torch alone.
+(`envbuild/selftest/numerics/torch_fault_exclusions.py`). Each item gives the operation, its wrong results, the device
+and the name of the fault. The parentheses give the conditions under which these results are left out: values of
+dimensions, and properties of the case. The end says with which release of torch the fault was first observed (earlier
+releases were not tested), and what goes wrong where. `tests/selftest/numerics/test_torch_fault_exclusions.py`
+reproduces each fault with torch alone.
 """
 
 
@@ -121,14 +124,20 @@ def page() -> str:
 
 
 def _left_out(fault: KnownFault) -> str:
-    conditions = [f"{name} {_listed(list(map(_written, values)))}" for name, values in fault.where.items()]
-    conditions += [f"{name} not {_listed(list(map(_written, values)))}" for name, values in fault.unless.items()]
+    conditions = [_condition(name, values, "") for name, values in fault.where.items()]
+    conditions += [_condition(name, values, "not ") for name, values in fault.unless.items()]
     results = ", ".join(fault.results)
     line = (
         f"- {fault.operation}, {results}, device {fault.device}: {fault.name} ({'; '.join(conditions)}). "
-        f"Known since torch {fault.torch}: {fault.reason}."
+        f"First observed with torch {fault.torch}. {fault.reason[0].upper()}{fault.reason[1:]}."
     )
     return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _condition(name: str, values: Sequence[Any], negation: str) -> str:
+    if len(values) == 1 and values[0] is True:
+        return f"{negation}{name}"
+    return f"{name} {negation}{_listed(list(map(_written, values)))}"
 
 
 def _covered(operation: Operation, count: int) -> float:
