@@ -81,8 +81,8 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def normalized(text: str) -> str:
-    """Returns a line with straight quotes and single spaces, and without escapes, tags and prefixes. Its numbers and
-    paths are kept."""
+    """Returns a line with straight quotes and single spaces, and without escapes, tags and prefixes. Numbers and paths
+    are not replaced with placeholders. But \\n, \\t and %20 become spaces, also within a path."""
     if "\\u" in text:
         text = _UNICODE.sub(_unescaped, text)
     if "<" in text:

@@ -49,8 +49,8 @@ def _block_sizes(point: Point) -> tuple[int, int, int]:
 
 
 def row_order(point: Point, seed: int) -> Case:
-    """Build a case with numbers in the whole range of the dtype. In each row, they are distinct if the dtype has enough
-    of them, or several are equal."""
+    """Build a case with numbers from the range of the dtype (see `_spread_out`). In each row, they are distinct if the
+    dtype has enough of them, or several are equal."""
     dtype, length, dim = point["dtype"], point["length"], OVER[point["over"]]
     count = math.prod(point["others"])
     order = hashed_inputs.hashes(count * length, seed).reshape(count, length).argsort(1).argsort(1)
@@ -67,8 +67,11 @@ def row_order(point: Point, seed: int) -> Case:
 
 
 def _spread_out(order: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return increasing numbers for order 0, 1, ... below `count`. They have both signs if the dtype has, and the dtype
-    and float64 represent them."""
+    """Return increasing numbers for order 0, 1, ... below `count`. The dtype and float64 represent them exactly.
+
+    Floating-point numbers have both signs if `count` is more than 2. Signed integers begin with the lowest one. None of
+    them is positive if `count` is a power of two, or one more than that (exception: 256 numbers of int8).
+    """
     if dtype == torch.bool:
         return order * 2 >= count
     if dtype.is_floating_point:
