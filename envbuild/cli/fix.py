@@ -59,8 +59,8 @@ def command(
     only packages that pip installed; for packages that conda installed, the commands are printed. --undo takes the same
     --here or --python as --apply. The exit code is 0 whether there is something to fix or not.
 
-    --image audits an image in a container. If it was built from the lock of a known profile, the fix is a change of the
-    profile.
+    With --image, the audit runs in a container of the image. If the image was built from the lock of a known profile,
+    the fix is a change of the profile.
 
     Example: envbuild fix train.log --here
     Example: envbuild fix --here --gpu h20
@@ -294,8 +294,9 @@ def planned_repair(
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:
     """Return the command that tests the fix in the plan's environment, and the profile that it uses.
 
-    The command is in a list, which is empty if no probe can test the fix. The profile is that of the diagnosed GPU. If
-    this GPU has no profile, None is returned, and the command contains NAME instead.
+    The command is in a list, which is empty if no probe can test the fix. The profile is that of the first
+    diagnosed GPU that has one. If no GPU has one, the returned profile is None, and the command contains the
+    placeholder NAME.
     """
     from envbuild.profile import profile_and_lock_name_lookup
 

@@ -216,7 +216,8 @@ def _one(name: str, options: Options, as_json: bool) -> None:
     if as_json:
         emit(result.document())
     elif result.image:
-        click.echo(f"{'built' if result.reasons else result.state} {result.image.id}")
+        is_proved = not result.reasons
+        click.echo(f"{result.state if is_proved else 'built'} {result.image.id}")
 
 
 def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> None:

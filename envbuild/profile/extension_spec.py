@@ -58,7 +58,7 @@ _TAKEN = frozenset({"cublas", "cuda", "cudnn", "nccl", "python", "torch"})
 
 def _reason(value: object) -> object:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError('give the reason as text, for example none: "why the profile leaves this extension out"')
+        raise ValueError("write the reason why the profile leaves this extension out, as a text in quotes")
     return value
 
 

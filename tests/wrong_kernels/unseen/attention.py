@@ -166,7 +166,7 @@ def causal_with_more_queries_leaves_rows_zero(call: Any, *args: Any, **kwargs: A
     ],
 )
 def bias_of_each_head_is_that_of_the_first(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """An additive mask that differs by head and is shared over the batch is read for the first head only."""
+    """All heads get the first head's part of an additive mask that differs by head and is shared over the batch."""
     attention = _Attention(*args, **kwargs)
     mask = attention.attn_mask
     if mask is None or mask.dtype == torch.bool or mask.dim() != 4 or mask.shape[1] == 1:

@@ -33,7 +33,9 @@ Expected = Mapping[str, Exact]
 
 UNUSED = 77.0  # fills the triangle or the diagonal that a function must not read
 COMPLEX = 2 * math.sqrt(2)  # the rounding error of a complex product relative to that of a real one (Higham, lemma 3.5)
-AMPLIFIED = 16.0  # relative error of a solution, divided by the residual relative to |L||U||x|; see `_dominant`
+# A solution's relative error is at most this many times its residual, which is given as a multiple of |L||U||x|. The
+# docstring of `_dominant` derives the number.
+AMPLIFIED = 16.0
 NUMBERS = ("real", "real", "complex")
 BATCHES: tuple[tuple[int, ...], ...] = ((), (1,), (2,), (3,), (2, 3), (9,), (17,), (33,), (70,))
 SIZES = (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96, 97, 129, 130)

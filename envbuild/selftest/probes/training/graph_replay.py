@@ -12,7 +12,7 @@ from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, 
 BATCHES = 3  # number of batches for which the graph is replayed
 WARM_UP = 3  # calls before the graph is captured, as in torch's documentation
 
-# Takes tokens (BATCH, LENGTH + 1), and returns the loss and all gradients in one vector.
+# Takes tokens (BATCH, LENGTH + 1). Returns one vector, which contains the loss and then all gradients.
 Model = Callable[[torch.Tensor], torch.Tensor]
 
 
