@@ -8,7 +8,7 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 from packaging.requirements import Requirement
@@ -25,8 +25,12 @@ from envbuild.util.network_settings import Network
 from envbuild.util.thread_safe_cache import thread_safe_cache
 from envbuild.util.url_redaction import host, redact_url
 
+if TYPE_CHECKING:
+    from urllib3.response import BaseHTTPResponse  # since urllib3 2
+
 PARALLEL = 8
 PIP_SECONDS = 30.0
+_LONGEST_WAIT = 60.0  # seconds
 
 
 @thread_safe_cache
@@ -211,6 +215,14 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+class _Retry(Retry):
+    """Waits as long as the index requests by its header Retry-After, but at most a minute. urllib3 allows hours."""
+
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        seconds = super().get_retry_after(response)
+        return None if seconds is None else min(seconds, _LONGEST_WAIT)
+
+
 def index_session(tries: int = 5, limits: Network | None = None) -> requests.Session:
     """A session with proxies, netrc and certificates from the environment, as pip uses them. `tries`: attempts per
     request; `limits`: None for the configured limits."""
@@ -218,7 +230,7 @@ def index_session(tries: int = 5, limits: Network | None = None) -> requests.Ses
     authorities = certificate()
     if authorities:
         made.verify = authorities
-    again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
+    again = _Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
     for scheme in ("http://", "https://"):
         made.mount(scheme, Adapter(limits, max_retries=again if tries > 1 else 0, pool_maxsize=PARALLEL))
     return made

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from envbuild.fetch import index_config, index_pages, wheel_resolution_and_downl
 from envbuild.util.errors import SettingsError
 from envbuild.util.host_processes import Completed, ProcessTimeout
 from unit.conftest import forget
+from unit.served import served
 from unit.support import Index, quick_pip, serving, write_wheel
 
 
@@ -140,6 +142,27 @@ def test_the_certificate_of_the_environment_stays(monkeypatch: pytest.MonkeyPatc
 def test_downloads_trust_pips_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     configured(monkeypatch, "global.cert='/pip.pem'")
     assert index_config.index_session().verify == "/pip.pem"
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7), ("21600", 60)])
+def test_an_index_can_request_a_pause_of_at_most_a_minute(
+    monkeypatch: pytest.MonkeyPatch, header: str, seconds: float
+) -> None:
+    configured(monkeypatch)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if waits else 503)
+            self.send_header("Retry-After", header)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    with served(server):
+        assert index_config.index_session().get(f"http://127.0.0.1:{server.server_port}/").ok
+    assert waits == [seconds]
 
 
 @pytest.mark.parametrize(
