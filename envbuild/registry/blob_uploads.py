@@ -101,9 +101,10 @@ class Uploads:
     ) -> bool:
         """Upload a blob of any size unless it exists. Return whether it was sent.
 
-        `blocks` is called again for each time that the blob is sent from its beginning. `mount_from`: the name of
-        another repository of this registry, which may have the blob. `sleep`: waits before a retry, and may raise an
-        error to stop; by default time.sleep. Raises NetworkError, Refusal, and what `blocks` raises.
+        `blocks` is called each time that a blob of more than 32 MiB is sent from its beginning; a smaller blob is kept
+        in memory for retries. `mount_from`: the name of another repository of this registry, which may have the blob.
+        `sleep`: waits before a retry, and may raise an error to stop; by default time.sleep. Raises NetworkError,
+        Refusal, and what `blocks` and `sleep` raise.
         """
         retries, sent, parts = _Retries(sleep), False, size > _PART
         small = b""

@@ -1,5 +1,5 @@
-"""Reads an image from its source in blocks: its configuration, and the files of its layers. Every part that is
-kept in memory has a limited size."""
+"""Reads the configuration of an image, and the files of its layers in blocks. Every part that is kept in memory has a
+limited size."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def parse_config(image_id: str, raw: bytes) -> Config:
 
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError, RecursionError)
-"""All errors that tarfile raises for an invalid or hostile tar, in whose headers any number may occur. RecursionError:
-tarfile calls itself for each of several extended headers in a row."""
+"""All errors that reading an invalid or hostile layer raises; the headers of its tar may contain any number.
+RecursionError: tarfile calls itself for each of several extended headers in a row."""
 
 
 class Member(tarfile.TarInfo):
@@ -130,7 +130,8 @@ def entries(
 def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes]:
     """The blocks of an entry's content; none unless it is a regular file.
 
-    Raises Malformed if it is truncated: `entries` cannot catch an error that is raised while its caller reads.
+    Raises Malformed if it is damaged or truncated: `entries` cannot catch an error that is raised while its caller
+    reads.
     """
     try:
         stream = archive.extractfile(member) if member.isreg() else None

@@ -1,4 +1,4 @@
-"""Patterns for image references: hosts, repositories, and images pinned by digest. Pure."""
+"""Patterns for image references: hosts, repositories, tags and digests. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ REGISTRY = (
 _DOTTED, _PLAIN = rf"{_LABEL}(?:\.{_LABEL})+", r"[a-z0-9]+(?:(?:_|__|-+)[a-z0-9]+)*"
 REPOSITORY = rf"(?:(?:{_DOTTED}|{_LABELS}{_PORT}|{_IPV6}(?:{_PORT})?|{_PLAIN})/{NAME}|{_WORD})"
 _DIGEST = r"@sha256:[0-9a-f]{64}"
-# Allowed references to a base image. A lock and a Dockerfile have BY_DIGEST, and a lock may also have a tag, BY_TAG. A
-# profile has BY_DIGEST_OR_TAG.
+# Allowed references to a base image. A profile has BY_DIGEST_OR_TAG. A lock and a Dockerfile have BY_DIGEST. A lock may
+# have, in a separate field, the tag that pointed to the image, BY_TAG.
 BY_DIGEST = rf"{REPOSITORY}(?::{TAG})?{_DIGEST}"
 BY_TAG = rf"{REPOSITORY}:{TAG}"
 BY_DIGEST_OR_TAG = rf"{REPOSITORY}(?:{_DIGEST}|:{TAG}(?:{_DIGEST})?)"
@@ -35,7 +35,7 @@ _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{
 
 
 def has_valid_address(host: str) -> bool:
-    """Whether urllib can parse HOST[:PORT], which matches HOST. The pattern also matches invalid IPv6 addresses."""
+    """Whether urllib can parse a HOST[:PORT]. The pattern HOST alone also matches invalid IPv6 addresses."""
     try:
         urlsplit(f"//{host}")
         return True
@@ -44,7 +44,7 @@ def has_valid_address(host: str) -> bool:
 
 
 def require_digest(image: str) -> None:
-    """Raises UsageError for an image that is not pinned by digest: any other name may later refer to another image than
+    """Raise UsageError for an image that is not pinned by digest: any other name may later refer to an image other than
     the verified one."""
     if not _IMAGE.fullmatch(image):
         raise UsageError(f"the image must be pinned by digest: {image[:200]!r}")

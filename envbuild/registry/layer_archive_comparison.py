@@ -37,7 +37,7 @@ def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
     ours: dict[tuple[str, int], Facts] = {}
     pieces: Counter[bytes] = Counter()
     above: set[str] = set()
-    counts: str | None = None
+    why_ordered: str | None = None
 
     def taken(piece: bytes) -> None:
         pieces[piece if pieces[piece] else b""] -= 1  # negative for a piece that our layer does not have
@@ -46,7 +46,7 @@ def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
     for path, before, facts, fixed in _entries(here, own):
         ours[path, before] = facts
         fixed = fixed or ("comes after the files in it" if path in above else None)
-        counts = counts or (fixed and f"{path} {fixed}")
+        why_ordered = why_ordered or (fixed and f"{path} {fixed}")
         above.update(_above(path))
     whole = own.plain and pieces.total() == len(ours)
     for path, before, facts, _ in _entries(there, other):
@@ -55,13 +55,13 @@ def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
             return f"{path} is only in {names[0]}"
         if facts != wanted:
             return f"{path} differs in {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
-        if not counts and any((folder, 0) in ours for folder in _above(path)):  # the path may lead through a link
-            counts = f"{path} comes before its folder"
+        if not why_ordered and any((folder, 0) in ours for folder in _above(path)):  # the path may lead through a link
+            why_ordered = f"{path} comes before its folder"
     if ours:
         return f"{next(iter(ours))[0]} is only in {names[1]}"
     if any(pieces.values()) or own.end != other.end or not whole:
         return _OTHER
-    return f"the same files in a different order, which matters: {counts}" if counts else None
+    return f"the same files in a different order, which matters: {why_ordered}" if why_ordered else None
 
 
 def _above(path: str) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
         return "is a hard link"
     if posixpath.basename(path).startswith(".wh."):
         return "is a whiteout"
-    # the size is too large for the header's own field, which Pieces reads
+    # Pieces reads the size from the header's own field, not from a PAX header
     return "has its size in a PAX header" if "size" in member.pax_headers else None
 
 

@@ -1,4 +1,5 @@
-"""Client of a registry repository over the HTTP API: no Docker Engine, limited response sizes, every digest checked."""
+"""Client of a registry repository over the HTTP API, without a Docker Engine. The size of responses is limited. All
+digests are checked, except by `unchecked_blocks`."""
 
 from __future__ import annotations
 
@@ -97,10 +98,11 @@ class Repository:
         not end.
 
         A response that ends early is resumed. So is a download whose registry does not answer any more, or answers with
-        408, 429 or 5xx (not 501). An error before the first byte of all is raised at once. After four failures in a
-        row, the last error is raised; the count begins again whenever _BLOCK bytes have arrived since it began. The
-        pauses between the failures are 0.5, 2 and 8 seconds, or as long as the registry requests (Retry-After), up to
-        60 seconds; if it requests more, the error is raised.
+        408, 429 or 5xx (not 501). Before the first byte of this call has arrived, only a response that ends early is
+        resumed; any other error is raised at once. After four failures in a row, the last error is raised; the count
+        begins again whenever _BLOCK bytes have arrived since it began. The pauses between the failures are 0.5, 2 and 8
+        seconds, or longer if the registry requests it (Retry-After); if it requests more than 60 seconds, the error is
+        raised.
         """
         begin = counted_from = start
         pauses = iter(_PAUSES)
@@ -167,8 +169,8 @@ class Repository:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def tags(self) -> list[str]:
-        """The tags of the repository, without those beyond a limit; empty if the repository does not exist, or if the
-        registry does not list tags to this user."""
+        """The tags of the repository, at most _TAGS from at most _TAG_PAGES responses; empty if the repository does not
+        exist, or if the registry does not list tags to this user."""
         found: list[str] = []
         page = _FIRST_TAG_PAGE
         for _ in range(_TAG_PAGES):

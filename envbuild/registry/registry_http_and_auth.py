@@ -105,7 +105,7 @@ def _docker_logins() -> docker.auth.AuthConfig:
 def login(host: str) -> dict[str, str]:
     """The credentials for a host from docker's config.json or its credential helper, keys in lower case; empty if none.
 
-    Raises NetworkError if a helper fails.
+    Raises NetworkError if they cannot be read, for example if a helper fails.
     """
     try:
         found = docker.auth.resolve_authconfig(_docker_logins(), None if host == "docker.io" else host)
@@ -116,7 +116,8 @@ def login(host: str) -> dict[str, str]:
 
 
 def logins() -> list[str]:
-    """The registries in docker's config.json: those with a login, or with their own credential helper."""
+    """The registries in docker's config.json: those with a login, or with their own credential helper. Empty if the
+    file cannot be read."""
     try:
         known = _docker_logins()
     except (docker.errors.DockerException, OSError, ValueError):
@@ -132,8 +133,8 @@ class Access:
         self._proofs: dict[str, str] = {}  # scope -> value of the Authorization header
 
     def send(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
-        """Send a request, follow redirects, and return the response, whatever its status. Raises NetworkError or
-        Refusal."""
+        """Send a request, and return the response, whatever its status. Redirects of GET and HEAD are followed. After a
+        401, the request is sent once more with credentials, if there are any. Raises NetworkError or Refusal."""
         answer = self._follow(method, url, scope, **options)
         if answer.status_code == 401:  # no token yet, or it has expired
             proof = self._proof(answer.headers.get("WWW-Authenticate", ""), scope)
@@ -335,8 +336,8 @@ def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
 
 
 def finish(answer: requests.Response) -> None:
-    """End a response whose body is not needed. A connection can be used again only after an empty body was read, as
-    after HEAD, or a short body. If the body is long or has no known length, the connection is closed."""
+    """End a response whose body is not needed. The connection can be used again only if the whole body was read. So a
+    body that is empty (after HEAD or with 204) or short is read; otherwise the connection is closed."""
     length = answer.headers.get("Content-Length", "")
     if answer.request.method == "HEAD" or answer.status_code == 204 or re.fullmatch("[0-9]{1,4}", length):
         with contextlib.suppress(requests.RequestException, EnvbuildError):
