@@ -1,5 +1,5 @@
-"""Fills the build contexts: folders of hard links into the stores. The folders stay between builds, so that BuildKit
-gets only changes.
+"""Fills the build contexts: folders of hard links into the stores, or of copies where links are not possible. The
+folders stay between builds, so that BuildKit gets only changes.
 
 A build has a main context, and one context for the wheels of each layer. The wheels are outside of the main context's
 folder, because BuildKit reads all of that folder.
@@ -51,7 +51,8 @@ def discard(name: str) -> None:
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     """Fill the contexts in which an extension is compiled. Their files must be in the stores. Raises LockError for
-    wheels that must not be installed, HashMismatch for a stored file that changed, and SourceDamaged."""
+    wheels that must not be installed, HashMismatch for a wheel, Debian package or base that changed, and
+    SourceDamaged."""
     assert lock.builder
     wheel_conflicts.refuse_stored(lock.wheels, lock.startup)
     wheel_conflicts.refuse_stored(lock.compiled_with, lock.startup)

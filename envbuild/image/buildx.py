@@ -106,15 +106,15 @@ def _builder(engine: Engine) -> list[str]:
 
 
 def require_intact_files(lock: Lock) -> None:
-    """Raise HashMismatch if a stored file of the lock changed after its download, and remove that file, so that it is
-    downloaded again."""
+    """Raise HashMismatch if a stored wheel, Debian package or archive of the lock changed after its download, and
+    remove that file, so that it is downloaded again."""
     for place, sha256, name in _files(lock):
         if place.holds(sha256, name):
             place.check(sha256, name)
 
 
 def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
-    """Yield (store, sha256, name) of each file that may be in the context."""
+    """Yield (store, sha256, name) of each wheel, Debian package and archive that may be in the context."""
     builder = lock.builder
     wheels, archives = (builder.wheels, builder.archives) if builder else ((), ())
     yield from ((sha256_file_store.wheel_store(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))

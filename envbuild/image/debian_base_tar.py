@@ -74,7 +74,7 @@ def _key(lock: Lock, apt: bool) -> str:
 
 
 def base_recipe() -> str:
-    """Return the sha256 of everything that determines a base, except its packages."""
+    """Return the sha256 of everything that determines a base without the packages of `apt:`, except its packages."""
     return canonical_digest([_OPTIONS, SOURCE_DATE_EPOCH])
 
 
@@ -89,7 +89,8 @@ def intact_base(lock: Lock) -> Path:
 
 
 def require_intact(target: Path, found: str) -> None:
-    """If a base has changed, remove it and raise HashMismatch. `found`: the sha256 of its content, hex."""
+    """If a base has changed, or the file with its sha256 is missing, remove the base and raise HashMismatch. `found`:
+    the sha256 of its content, hex."""
     noted = target.with_suffix(".sha256")
     if not noted.is_file() or noted.read_text(encoding="utf-8") != found:
         target.unlink()

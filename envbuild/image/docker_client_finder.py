@@ -28,7 +28,7 @@ def find_client(seconds: float = 30.0) -> Client:
     """Find a docker client with buildx: next to this Python first (a private engine's client is linked there), then on
     PATH.
 
-    Raises EngineError if none responds within `seconds`.
+    Raises EngineError if none is found. A client that does not respond within `seconds` is skipped.
     """
     silent = ""
     folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]

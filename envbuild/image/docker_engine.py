@@ -65,7 +65,8 @@ class Engine:
     def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
         """`timeout`: seconds for one response; `builder`: the buildx builder to use, if not the engine's default.
 
-        Raises UnusableEngine if no engine responds, if it is older than 23.0, or if it is Podman.
+        Raises UnusableEngine if no engine responds, if it is older than 23.0, or if it is Podman; EngineError if the
+        docker context is missing or cannot be read.
         """
         self.builder = builder
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"

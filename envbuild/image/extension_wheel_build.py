@@ -222,8 +222,8 @@ def _only(out: Path, one: LockedExtension) -> Path:
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
-    """Yield a sentence for each requirement of the wheel that the image does not satisfy. The wheel is built after
-    locking, so the resolver did not know its requirements.
+    """Yield a sentence for each requirement of the wheel that is invalid, or that the image does not satisfy. The wheel
+    is built after locking, so the resolver did not know its requirements.
 
     The wheel must have passed its check before, because it is opened without a check here.
     """

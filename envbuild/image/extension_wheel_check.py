@@ -101,8 +101,9 @@ def _opened(wheel: Path) -> zipfile.ZipFile:
 
 
 def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
-    """Yield a sentence for each member that would be written outside the target, twice, or without limit. At most ten
-    members of each kind are named."""
+    """Yield a sentence for each reason not to unpack the wheel: too many or too large members, or a member that would
+    be written outside the target or site-packages, is not a regular file, occurs twice, or has an unsupported
+    compression. At most ten members are named for each reason."""
     infos = archive.infolist()
     if len(infos) > _MOST_MEMBERS:
         yield f"it has {len(infos)} files, at most {_MOST_MEMBERS} are allowed"
@@ -185,7 +186,7 @@ def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
 
 
 def _interpreter(tags: frozenset[Tag]) -> str | None:
-    """Return "3.11" for cp311; the newest of several versions; the newest known version if any version fits."""
+    """Return "3.11" for cp311; the newest of several versions; the newest known version for py3; otherwise None."""
     found = [match for tag in tags for match in [re.fullmatch(r"(?:cp|py)3([0-9]{1,2})", tag.interpreter)] if match]
     if found:
         return f"3.{max(int(match[1]) for match in found)}"

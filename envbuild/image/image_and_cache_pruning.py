@@ -47,9 +47,9 @@ class Removable:
 def images(
     engine: Engine, names: Iterable[str], current: Iterable[Lock], elsewhere: Iterable[str] = ()
 ) -> Iterator[Removable]:
-    """Yield the images of the profiles `names` that are neither verified, nor used by a container, nor built from a
-    current lock. Of the profiles `elsewhere`, whose locks are not visible here, yield such an image only if this
-    envbuild built it."""
+    """Yield the images of the profiles `names` that are neither verified, nor used by a container, nor tagged with a
+    current lock. Of the profiles `elsewhere`, whose locks are not visible here, yield such an image only if it has a
+    build record. Also yield images with a build record that no longer have a tag, unless they are used."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
     made = {record.handle for record in build_records.all_records()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}

@@ -50,7 +50,7 @@ def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> 
 def push_from_engine(
     engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None]
 ) -> tuple[Manifest, bool]:
-    """Let the engine push an image, as `push_once` does. Raises CheckFailed, NetworkError."""
+    """Let the engine push an image, as `push_once` does. Raises CheckFailed, NetworkError, EngineError."""
 
     name = place.reference.repository
 

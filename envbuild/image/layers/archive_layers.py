@@ -75,8 +75,8 @@ class ArchiveLayer:
 
 
 def _add_links(home: Path) -> None:
-    """Add lib64 and the links that linkers look for. Links of the archive cannot lead out of the folder, because the
-    unpacker refuses such links."""
+    """Add lib64 if it is missing, and the links that linkers look for. Links of the archive cannot lead out of the
+    folder, because the unpacker refuses such links."""
     libraries = home / "lib64"
     if not libraries.exists():
         libraries.symlink_to("lib")

@@ -65,12 +65,13 @@ class BaseFolder:
 
 @dataclass(frozen=True)
 class BaseContents:
-    """What was read from a base image. `interpreter`: the path of Python by the image's PATH; `executable`: the path
-    behind all links; `version`: such as "3.11.2"; `templates`: the activation scripts of its module venv. `nvcc`: the
-    CUDA release of the toolkit's nvcc, empty if nvcc is missing; `library_folder`: the toolkit's lib64 (its lib, if
-    lib64 is missing), behind all links; `libraries`: the names of the libraries in it; `lib64`: the path of lib64 if it
-    is missing, otherwise empty. `folders`: for each kind of archive, the folder to which the image's symbolic links
-    lead from the kind's usual folder. `odd_folders`: among /opt, the folders in the other fields and all their parents,
+    """What was read from a base image. `interpreter`: the path of Python by the image's PATH, or `executable` if that
+    Python is in a virtual environment; `executable`: the path behind all links; `version`: such as "3.11.2";
+    `templates`: the activation scripts of its module venv. `nvcc`: the CUDA release of the toolkit's nvcc, empty if
+    nvcc is missing or does not contain its release; `library_folder`: the toolkit's lib64 (its lib, if lib64 is
+    missing), behind all links; `libraries`: the names of the libraries in it; `lib64`: the path of lib64 if it is
+    missing, otherwise empty. `folders`: for each kind of archive, the folder to which the image's symbolic links lead
+    from the kind's usual folder. `odd_folders`: among /opt, `folders`, `library_folder`, `lib64` and all their parents,
     the folders whose mode or owner is not 0755 root:root."""
 
     interpreter: str
@@ -97,8 +98,9 @@ def base_contents(
     """Read the layers of a base image, unless the contents are known. `python`: such as "3.11"; `environment`: the
     image's variables.
 
-    Raises BuildError if the image does not have this Python with its module venv, or has /opt/venv already or an /opt
-    that other users cannot enter; Refusal for an invalid layer.
+    Raises BuildError if the image does not have this Python with its module venv, if the version of Python cannot be
+    read, if /opt/venv exists already, or if /opt is not a folder that all users can enter; Refusal for an invalid
+    layer.
     """
     if known := known_contents(layers, python, environment):
         return known
@@ -245,7 +247,7 @@ def _odd_folders(tree: FileTree, written: Iterable[str]) -> Iterator[BaseFolder]
 
 
 def _notes(tree: FileTree, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield name and note of each file in a folder that has a note."""
+    """Yield the name and the note of each file in a folder, without the files that have no note."""
     for name, _ in tree.folder(folder):
         found = tree.resolve(f"{folder}/{name}")
         if found and isinstance(found[1], TreeFile) and found[1].note:
@@ -278,7 +280,8 @@ def _require_free_venv(tree: FileTree) -> None:
 
 
 def _interpreter(tree: FileTree, python: str, search: str) -> tuple[str, str]:
-    """Return the first python3.N of the search path, and the file behind its links."""
+    """Return the first python3.N of the search path, and the file behind its links. Return that file twice if python3.N
+    is in a virtual environment."""
     for folder in search.split(":"):
         path = f"{folder}/python{python}"
         found = tree.resolve(path) if folder.startswith("/") else None

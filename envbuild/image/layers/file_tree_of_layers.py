@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 MAX_FILES = 2_000_000
-"""Files and folders of an image; a large one has 400,000."""
+"""The most files and folders that the layers of an image may add together; a large image has 400,000."""
 _REMOVED, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_LINKS = 40  # that are followed, as by Linux
 _LONGEST_PATH = 4096  # characters, as in Linux
@@ -73,8 +73,8 @@ class FileTree:
         """Add the next layer. Entries that the layer removes are removed from the layers below, whatever the order of
         the layer's entries.
 
-        Raises Malformed for a path outside the root or too long, and for a mark that names no file; Refusal for too
-        many files.
+        Raises Malformed for a path that is outside the root, too long, or behind too many links, and for a mark that
+        names no file; Refusal for too many files.
         """
         added = list[tuple[list[str], LayerChange]]()
         for change in changes:

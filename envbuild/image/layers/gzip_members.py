@@ -1,7 +1,7 @@
 """Writes gzip files of many members. Pure: the same content gives the same bytes with the same version of zlib.
 
-Every reader of gzip accepts several members. Members have a fixed size and are compressed in parallel, so the bytes do
-not depend on the number of processors.
+Every reader of gzip accepts several members. All members but the last have the same uncompressed size. They are
+compressed in parallel, and the bytes do not depend on the number of processors.
 """
 
 from __future__ import annotations

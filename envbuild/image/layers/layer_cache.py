@@ -56,7 +56,7 @@ def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
 
 
 def files_of_layers(keys: Collection[str]) -> dict[str, set[str]]:
-    """Return the files of the layers with these keys: the names of the files for each folder of the cache."""
+    """Return, for each folder of the cache, the names in it that belong to the layers with these keys."""
     layers = filter(None, map(_known, keys))
     return {
         _FOLDER: {_file(key).name for key in keys} | {_blobs().name},

@@ -1,8 +1,9 @@
 """Writes files as one gzip layer without recompressing them: a tar in a gzip file of many members.
 
-A wheel's members are deflate streams, and so is the content of a gzip member: each is copied as it is. Between them are
-tar headers, padding and generated files, in stored (uncompressed) blocks. The layer's bytes therefore depend only on
-the files, not on a compressor's version. Order, times, owners and modes are fixed.
+Most members of a wheel are deflate streams, and so is the content of a gzip member: each is copied as it is. Between
+them are tar headers, padding, generated files and the uncompressed members of wheels, in stored (uncompressed) blocks.
+The layer's bytes therefore depend only on the files, not on a compressor's version. Order, times, owners and modes are
+fixed.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ class _Entry:
 
 
 def difference_blocks(first: Path, second: Path) -> Iterator[bytes]:
-    """Yield the blocks of a tar with the entries of `second` that `first` lacks, and a whiteout for each path that
-    `second` lacks. Both tars must contain each path once, and each hard link after its file.
+    """Yield the blocks of a tar with the entries of `second` that `first` lacks or has with other properties or
+    content, the parent folders of these entries, and a whiteout for each path that `second` lacks. Both tars must
+    contain each path once, and each hard link after its file.
 
     Raises BuildError for a name that is reserved for whiteouts, and for tars that cannot be copied entry by entry,
     because they have sparse files or global headers.

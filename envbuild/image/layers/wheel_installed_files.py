@@ -181,7 +181,7 @@ class _Installer:
         self._rows.append(RecordRow(self._in_record(path), row.digest, row.size))
 
     def _scheme(self, member: WheelMember) -> str | None:
-        """Return the folder of .data that a member is in."""
+        """Return the folder of .data that a member is in; None for a member outside of .data."""
         if not member.name.startswith(f"{self.data}/"):
             return None
         return member.name.removeprefix(f"{self.data}/").partition("/")[0]
@@ -271,7 +271,8 @@ class _Installer:
 
     def _sections(self, member: WheelMember) -> dict[str, dict[str, str]]:
         """Return name -> value by section. Raises WheelRefused for a line that is neither empty, a comment, a section
-        nor `name = value`, and for an indented line."""
+        nor `name = value`, for a repeated section or name, for an indented line after a `name = value`, and for
+        unprintable characters."""
         sections: dict[str, dict[str, str]] = {}
         section: dict[str, str] | None = None
         try:

@@ -57,7 +57,7 @@ class WheelLayer:
 
     def tar_size(self) -> int:
         """Return the size in bytes of the tar that `write` writes if there are no pins. Reads little of the wheels, and
-        does not verify them. Raises what `write` raises, except HashMismatch."""
+        does not verify them. Raises WheelRefused and LockError as `write` does."""
         with files_of_wheels(self.wheels, self.python) as files:
             return layer_writer.tar_size(files.values())
 

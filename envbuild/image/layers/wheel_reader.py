@@ -36,7 +36,7 @@ _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 
 
 class WheelRefused(LockError):
-    """The error for a wheel that is damaged or ambiguous, or that uv does not install either."""
+    """The error for a wheel that is damaged or ambiguous, or that cannot be installed."""
 
     def __init__(self, wheel: str, why: str, member: str | None = None) -> None:
         where = f"{wheel}: {printable(member)!r}" if member is not None else wheel
@@ -231,7 +231,8 @@ class WheelReader:
     def blocks(self, member: WheelMember) -> Iterator[tuple[bytes, bytes]]:
         """Yield pairs: packed bytes of a member as they are in the wheel, and inflated bytes, at most 1 MiB. Either may
         be empty. Raises WheelRefused, at the latest after the last pair, unless size, CRC and the end of the stream
-        match."""
+        match. For a member that `text` has returned, the last pair has all inflated bytes, and nothing is checked
+        again."""
         if member in self._texts:
             yield from self.packed_blocks(member)
             yield b"", self._texts[member]

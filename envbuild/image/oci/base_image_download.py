@@ -82,7 +82,8 @@ def _file(digest: str) -> Path:
 
 
 def cached_files(reference: str, platform: str) -> set[str]:
-    """Return the names of all files of a base image, whether they are in the cache or not."""
+    """Return the names of the files of a base image, whether they are in the cache or not. If its manifest or its
+    configuration is missing or invalid, return only the name of the file that `reference` names."""
     digests = [reference.rpartition("@")[2]]
     with contextlib.suppress(EnvbuildError):  # an image that cannot be used has no other files worth keeping
         if image := read_base_image(reference, platform):
@@ -91,7 +92,8 @@ def cached_files(reference: str, platform: str) -> set[str]:
 
 
 def missing_bytes(reference: str, platform: str) -> int | None:
-    """Return the bytes of the layers that the cache lacks; None if the image's manifest is not in the cache."""
+    """Return the bytes of the layers that the cache lacks; None if the image's manifest or its configuration is not in
+    the cache."""
     image = read_base_image(reference, platform)
     return _missing_bytes(image) if image else None
 
@@ -120,7 +122,8 @@ def download_base_image(reference: str, platform: str, show: Callable[[str, int]
     this at a time. `show` gets a name and a number of bytes.
 
     Raises NetworkError if the registry does not serve it, Refusal if it serves something else, BuildError if the image
-    is not for the platform or has a layer of an unknown type, DiskError if the disk has no space for the layers.
+    is not for the platform, has ONBUILD instructions or has a layer of an unknown type, and DiskError if the disk has
+    no space for the layers.
     """
     with _add_image_to_errors(reference):
         place = Repository(Reference.parse(reference))
@@ -178,7 +181,8 @@ def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, i
 
 def _download_layer(place: Repository, layer: BaseLayerRef, on_bytes: Callable[[int], None], stop: StopSignal) -> None:
     """Download a layer, or the rest of it. A part with wrong content is discarded, and the layer is downloaded from its
-    beginning. `on_bytes` gets the number of bytes of each block. Raises Stopped if `stop` is set; the part stays."""
+    beginning. `on_bytes` gets the number of bytes of each block. Raises Stopped if `stop` is set (the part stays), and
+    Refusal if the content is wrong again."""
     part = _part_file(layer.digest)
     while True:
         begin = _part_bytes(layer)
@@ -237,7 +241,7 @@ def _part_bytes(layer: BaseLayerRef) -> int:
 
 def read_base_image(reference: str, platform: str) -> BaseImage | None:
     """Return a base image by its files in the cache; None if its manifest or its configuration is missing there. Its
-    layers may be missing. Raises what `download_base_image` raises, except NetworkError."""
+    layers may be missing. Raises what `download_base_image` raises, except NetworkError and DiskError."""
     with contextlib.suppress(FileNotFoundError), _add_image_to_errors(reference):
         return _base_image_from(reference, platform, _image_manifest(reference, platform, _cached_manifest))
     return None

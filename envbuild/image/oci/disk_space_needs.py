@@ -31,7 +31,7 @@ _COPIES = 2  # the engine keeps an archive that it loads until its layers are un
 
 def needed_bytes(lock: Lock, compiling: bool = False) -> int:
     """Estimate the bytes that an image takes on the engine's disk while it is loaded or built. The layers of a base
-    image count if its manifest was downloaded.
+    image count only if its manifest was downloaded.
 
     `compiling`: include the tools that compile extensions.
     """
@@ -113,7 +113,7 @@ def require_load_space(engine: Engine, unpacked: int) -> None:
 
 
 def require_platform(engine: Engine, lock: Lock) -> None:
-    """Raise EngineError if the engine is of another platform than the image."""
+    """Raise EngineError if the platforms of the engine and of the image differ."""
     if engine.platform != lock.platform:
         raise EngineError(
             f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that platform"

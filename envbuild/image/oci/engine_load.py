@@ -82,9 +82,9 @@ def known_layers(engine: Engine, image: ImageToLoad) -> set[str]:
 def _send(
     engine: Engine, image: ImageToLoad, name: str, left_out: Collection[str], on_line: Callable[[str], None]
 ) -> OciImage:
-    """Send an archive to the engine: uncompressed for graph drivers, whose own decompression is slow; for the
-    containerd store, for which all layers must already be written, with the blobs of the manifest, so that the image
-    can be pushed with its digest."""
+    """Send an archive to the engine. For graph drivers, whose own decompression is slow, the layers are uncompressed.
+    For the containerd store, the layers are the blobs of the manifest, so that the image can be pushed with its digest;
+    all of them must already be written."""
     sent = [layer for layer in image.layers if layer.written is None or layer.written.diff_id not in left_out]
     on_line(f"loading {len(sent)} of {len(image.layers)} layers, {sum(layer.tar_size for layer in sent) / 1e6:.0f} MB")
     written: list[OciImage] = []

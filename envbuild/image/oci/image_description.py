@@ -79,7 +79,8 @@ class ImageDescription:
 
     @property
     def recipe(self) -> str:
-        """The sha256 of everything that determines the image, hex."""
+        """The sha256 of everything that determines the image, hex. The history of a base image follows from the lock,
+        whose id is one of the labels."""
         layers = [(layer.history, layer.recipe.key) for layer in self.layers]
         return strict_and_canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
 
@@ -159,9 +160,11 @@ class ImageToLoad:
 
 
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
-    """Describe the image of a lock, with its layers in the order of `layer_sources`.
+    """Describe the image of a lock, with its layers in the order of `layer_sources`, and then the layer of the base
+    image's folders, if one is needed.
 
-    Raises LockError if the image would have too many layers, BuildError if its base does not fit the lock.
+    Raises LockError if the image would have too many layers or an archive is for another CUDA release, and BuildError
+    if its base does not fit the lock.
     """
     layers = [
         *(layer for source in layer_sources(lock) for layer in _layers_of(lock, inputs, source)),

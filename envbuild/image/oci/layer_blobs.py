@@ -44,9 +44,10 @@ def learn_layers(description: ImageDescription, on_layer: Callable[[str], None])
 
 
 def find_tar_sizes(description: ImageDescription, on_layer: Callable[[str], None]) -> ImageToLoad:
-    """Find the size of each layer's tar, several layers at once. A layer of wheels that is not cached is left to be
-    written when it is sent; the size follows from the directories of its wheels. Other layers that are not cached are
-    written. `on_layer` gets a line for each layer whose digests are known. Raises what the recipes raise."""
+    """Find the size of each layer's tar, several layers at once. A layer of wheels that is not cached is written only
+    when it is sent; its size follows from the directories of its wheels. Other layers that are not cached, including
+    that of the overrides, are written now. `on_layer` gets a line for each layer whose digests are known. Raises what
+    the recipes raise."""
 
     def find(described: DescribedLayer, stop: StopSignal) -> LayerToSend:
         recipe = described.recipe
@@ -101,7 +102,8 @@ def _shown(described: DescribedLayer, layer: WrittenLayer) -> str:
 def blob_blocks(
     recipe: LayerRecipe, digest: str, *, plain: bool = False, stop: StopSignal | None = None
 ) -> Generator[bytes, None, None]:
-    """Yield what `layer_blocks` yields. Raises BuildError after the last block if the digest is not `digest`."""
+    """Yield what `layer_blocks` yields. Raises BuildError after the last block if the digest of these bytes is not
+    `digest`."""
     written = yield from layer_blocks(recipe, plain=plain, stop=stop)
     require_same_layer(written.diff_id if plain else written.digest, digest)
 

@@ -40,7 +40,8 @@ def write_folder(
 
 
 def _other_images(folder: Path, reference: str) -> list[dict[str, Any]]:
-    """Return the entries of a layout's index for other reference names; none if the folder is new or empty."""
+    """Return the entries of a layout's index for other reference names; none if the folder is new or empty, or has no
+    index."""
     index = folder / INDEX
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return []
@@ -60,7 +61,8 @@ def _index(manifests: list[dict[str, Any]]) -> bytes:
 
 
 def write_file(image: OciImage, file: Path, reference: str) -> None:
-    """Write the image as one tar; the same image gives the same bytes. Raises what the layers' recipes raise."""
+    """Write the image as one tar; the same image and `reference` give the same bytes. Raises what the layers' recipes
+    raise."""
     with (
         temporary_files.file(file.parent) as (stream, made),
         contextlib.closing(archive(image, {REF: reference})) as blocks,

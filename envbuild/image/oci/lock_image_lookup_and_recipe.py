@@ -61,9 +61,9 @@ def _base_image(lock: Lock) -> tuple[BaseImage, BaseContents] | None:
 
 
 def layer_keys(lock: Lock, compiled: Mapping[str, WheelOfLayer]) -> set[str]:
-    """Return the keys under which the cache has the layers of a lock's image. `compiled`: as for `describe_lock`; a
-    wheel may be missing. Reads no layer: if the contents of a base image are not in the cache, the layers made from
-    them are left out. Empty for a lock without a valid image."""
+    """Return the keys of the layers of a lock's image in the cache, whether the cache has them or not. `compiled`: as
+    for `describe_lock`; a wheel may be missing. Reads no layer: if the contents of a base image are not in the cache,
+    the result lacks the keys of the layers made from them. Empty for a lock without a valid image."""
     wheels = {one.name: compiled.get(one.name, WheelOfLayer(Path(one.name), "")) for one in lock.extensions}
     with contextlib.suppress(EnvbuildError):
         described = _described(lock, wheels, _known_base_image(lock))
@@ -152,7 +152,7 @@ def _images(engine: Engine, records: Iterable[Record]) -> Iterator[Image]:
 
 
 def layers_tag(lock: Lock, name: str) -> str:
-    """Return the tag of an image before it is audited. It remains if the audit fails, so that the image can be
+    """Return the name and tag of an image before it is audited. It remains if the audit fails, so that the image can be
     inspected."""
     return f"{repository(name)}:{lock.short}-layers"
 

@@ -45,8 +45,9 @@ def run_layer_tasks(
 ) -> list[R]:
     """Run `task` for each item, four at the same time, and return the results in the order of the items.
 
-    If one fails, or the user interrupts, the signal is set, whose `check` each task must call after every block,
-    and `on_stop` is called. The first error is raised when all tasks have ended.
+    Each task must call `check` of the signal after every block. If a task fails, or the user interrupts, the signal is
+    set, `on_stop` is called, and tasks that have not begun are cancelled. The error is raised when all tasks have
+    ended.
     """
     stop = StopSignal(on_stop)
     with ThreadPoolExecutor(_THREADS) as pool:
