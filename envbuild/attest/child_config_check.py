@@ -39,7 +39,7 @@ _ROOT = re.compile(r"(0|root)(:(0|root))?")
 
 def configuration_differences(child: Config, base: Config) -> dict[str, object]:
     """Return the child's settings that differ from the base's, by key. Of Env and other mappings, only the items that
-    differ are returned. None: the child removed the setting or the item."""
+    differ are returned. None: the child removed the item, or a setting that is not a mapping."""
     theirs, ours = _settings(child), _settings(base)
     return {key: _difference(theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})
             if theirs.get(key) != ours.get(key)}  # fmt: skip

@@ -56,8 +56,8 @@ def of_loader(path: str, content: bytes | None, names: Collection[str], locked: 
 
 
 def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
-    """Yield the folders that a file of ld.so.conf.d names, except the default and `locked` ones and their
-    subfolders."""
+    """Yield the words of ld.so.conf, or of a file of ld.so.conf.d, that do not name a default or `locked` folder or a
+    subfolder of one. The usual include of ld.so.conf.d is left out."""
     for line in conf.decode(errors="replace").splitlines():
         text = line.partition("#")[0].strip()
         for word in re.split(r"[ \t,:]+", text) if text not in ("", "include /etc/ld.so.conf.d/*.conf") else ():

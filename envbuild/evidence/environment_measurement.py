@@ -26,7 +26,8 @@ from envbuild.util.errors import CheckFailed, printable, some
 _INFO = ".dist-info"
 # Files in .dist-info that may differ from those in the wheel: an installer adds them, or an override changes them.
 _INSTALLERS = frozenset(("INSTALLER", "REQUESTED", "RECORD", "METADATA", "direct_url.json", "uv_cache.json"))
-# Of these, the files of any distribution that name paths and times of an installation. Python imports nothing by them.
+# Of these, the files that name paths and times of an installation. They are left out for every distribution, locked or
+# not. Python does not use them to import anything.
 _NOTES = _INSTALLERS - {"METADATA"}
 _MOST = 10  # maximum number of differences in a message
 
@@ -61,8 +62,8 @@ def is_compared(path: str) -> bool:
 def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> MeasuredEnvironment:
     """Return the description of an environment. `locked`: the versions of the locked distributions.
 
-    Raises CheckFailed if a locked distribution is not installed in its version, or if a file of it is missing or a
-    symbolic link.
+    Raises CheckFailed if a locked distribution is not installed in its version, if its RECORD is invalid, or if a file
+    of it is missing or a symbolic link.
     """
     home, report = _home(files, locked), files.report
     names = _names(report, home.folder.folder)

@@ -127,7 +127,7 @@ def run_record(
 
 
 def gpu_of(run: TestRun) -> RecordedGpu | None:
-    """Return the GPUs that the probe env.identity measured; None for a run on the CPU."""
+    """Return the GPUs that the probe env.identity measured; None if it measured none, as in a run on the CPU."""
     traits, cards = _measured_gpus(run)
     if not cards:
         return None
@@ -253,8 +253,8 @@ def newest_proofs(
     models: Sequence[str] = (CPU,),
     environment: MeasuredEnvironment | None = None,
 ) -> list[Proof]:
-    """Return for each GPU model the newest valid evidence. Without valid evidence, return the newest evidence with the
-    reason why it is not valid.
+    """Return for each GPU model the newest valid evidence. Without valid evidence, return evidence with the reason why
+    it is not valid: the newest that reports a failure which counts, otherwise the newest.
 
     `environment`: the environment, if the evidence is not about an image; only evidence about exactly this environment
     is valid. If some evidence has a newer format than this envbuild reads, no evidence is valid, since it may report a
