@@ -37,8 +37,8 @@ BUILDER = "urn:envbuild:builder"
 
 @dataclass(frozen=True)
 class Subject:
-    """The image or environment that a statement is about. `image`: its id; `manifest`: the digest of the image's
-    manifest; both "sha256:...".
+    """The image or environment that a statement is about. `image`: the id of the image, or the digest of the
+    environment; `manifest`: the digest of the image's manifest; both "sha256:...".
 
     `name`: the image's name in the engine, or `environment/PROFILE`; `repository`: the image's name in the registry, or
     the name of the file that it is saved in. `repository` and `manifest` are None for an environment, and for an image
@@ -171,7 +171,8 @@ def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
 
 
 def slsa_provenance(made: BuildDetails, subject: Subject) -> Statement:
-    """Return SLSA provenance: the profile and the lock of the build, and the hash of every file used in it."""
+    """Return SLSA provenance: the profile and the lock of the build, and the hash of every file, or the commit of every
+    git source, used in it."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
         *(_archive(archive) for archive in made.lock.archives),

@@ -1,6 +1,6 @@
-"""Signatures: DSSE envelopes signed with ECDSA P-256. A private key and its passphrase are never printed, nor is the
-value of a variable or of the setting `signing_key` that should name a file but may contain a key or a passphrase by
-mistake.
+"""Signatures: DSSE envelopes signed with ECDSA P-256. A private key and its passphrase are never printed. Variables
+and the setting `signing_key` should name files, but may contain a key or a passphrase by mistake. So their values are
+not printed if no such file can be read.
 
 The cryptography libraries are imported only when something is signed or checked, because most commands do neither.
 """
@@ -200,7 +200,8 @@ def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
     """Load a private key. `secret`: its passphrase. If `secret` is None and the key is encrypted, `passphrase()`
     provides it.
 
-    Raises FileError unless `pem` is an ECDSA P-256 private key and the passphrase decrypts it.
+    Raises FileError unless `pem` is an ECDSA P-256 private key and the passphrase decrypts it, UsageError if the
+    passphrase is not available.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -280,7 +281,8 @@ def envelope_signatures(envelope: Envelope) -> list[bytes]:
 
 
 def signed_statement(envelope: Envelope, keys: Sequence[PublicKey]) -> dict[str, object]:
-    """Return the statement in an envelope after checking that one of `keys` signed it. Raises Refusal.
+    """Return the statement in an envelope after checking that one of `keys` signed it. Only the first 16 signatures are
+    tried. Raises Refusal.
 
     The key ids in the envelope are ignored: they are only hints, and sigstore bundles leave them empty.
     """

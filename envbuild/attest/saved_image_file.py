@@ -32,7 +32,8 @@ class SavedImage:
     """Reads a saved image in place: nothing is unpacked, and every blob is checked against its digest."""
 
     def __init__(self, file: Path) -> None:
-        """Open the file. Raises Malformed unless it is a tar with an OCI layout of plain files."""
+        """Open the file. Raises FileError if it does not exist, Malformed unless it is a tar with an OCI layout of
+        plain files."""
         try:
             self._tar = tarfile.open(file, "r:", tarinfo=image_content_reader.Member)  # noqa: SIM115 - as long as this object
             members = self._tar.getmembers()

@@ -59,8 +59,8 @@ class Trusted:
 
 
 def believe(envelopes: Iterable[Envelope], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
-    """Return the statements about the image that were signed with one of `keys`. If `image_id` is None, return those
-    about any image or environment."""
+    """Return the build statements and test results about the image that were signed with one of `keys`, and why others
+    are refused. If `image_id` is None, return those about any image or environment."""
     builds: list[SignedBuild] = []
     records: dict[str, RunRecord] = {}
     refused: list[Reason] = []
@@ -146,7 +146,7 @@ class _Provenance(Part):
 
 
 def _build(statement: Statement) -> list[SignedBuild]:
-    """Return the build statement in a list, which is empty if a builder other than envbuild wrote the statement. Raises
+    """Return a list with the build statement. The list is empty if a builder other than envbuild wrote it. Raises
     Refusal."""
     try:
         kind = _AnyProvenance.model_validate(statement.predicate).build_definition.build_type

@@ -21,7 +21,8 @@ def parse_repository(text: str) -> Reference:
         raise UsageError(f"{text[:200]!r} is not a repository in a registry", hint=hint) from error
     if reference.tag or reference.digest:
         raise UsageError(
-            f"{text} has a tag", hint=f"name only the repository: {reference.repository}; envbuild creates the tags"
+            f"{text} has a tag or a digest",
+            hint=f"name only the repository: {reference.repository}; envbuild creates the tags",
         )
     return reference
 

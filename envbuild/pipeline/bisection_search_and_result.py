@@ -28,7 +28,7 @@ class Found:
 
     @property
     def passing(self) -> int | None:
-        """The index of the oldest version known to pass; None if both fail."""
+        """The index of the version that passes; the older one if both pass, None if both fail."""
         return self.low if self.low_passes else self.high if self.high_passes else None
 
 
@@ -90,7 +90,8 @@ class Hunt:
 
 @dataclass(frozen=True)
 class Try:
-    """The result of trying one version. `passed` is None if no image can be built with this version."""
+    """The result of trying one version. `passed` is None if no image can be built with this version, or if the audit
+    refuses the image."""
 
     version: str
     passed: bool | None
@@ -120,7 +121,8 @@ class VersionChange:
 @dataclass(frozen=True)
 class BisectionDocument:
     """The document of `bisect`. `state`: found: the outcome changes; all-pass, none-pass: both ends agree; unknown: no
-    version could be tried. `first_passing`: the oldest version known to pass."""
+    version could be tried. `first_passing`: the version of `change` that passes; without a change, the oldest version
+    that could be tried, if it passes."""
 
     profile: str
     state: Literal["found", "all-pass", "none-pass", "unknown"]

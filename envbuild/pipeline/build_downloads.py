@@ -38,7 +38,8 @@ def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager
 
 
 def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
-    """Download the wheels and archives of an image. Its base and its extensions are not included."""
+    """Download the wheels and archives of an image, and check its wheels for conflicts. Its base and its extensions are
+    not included."""
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
         wheel_resolution_and_download.fetch_wheels(
@@ -50,7 +51,7 @@ def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
 
 def fetch_base_manifest(lock: Lock, progress: Progress) -> None:
     """Download the manifest of the base image that a lock names, if it names one. The manifest states the sizes of the
-    layers. If the cache has the manifest, no other process is waited for. Raises what `download_base_image` raises."""
+    layers. Waits for other processes only if the cache lacks the manifest. Raises what `download_base_image` raises."""
     if lock.image and base_image_download.read_base_image(lock.image, lock.platform) is None:
         with one_fetch_at_a_time(progress):
             base_image_download.download_base_manifest(lock.image, lock.platform)

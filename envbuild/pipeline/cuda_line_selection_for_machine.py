@@ -54,14 +54,15 @@ def line_or_name(name: str, *, line: str | None = None, driver: str | None = Non
 
 
 def driver_here() -> str | None:
-    """The version of this machine's driver; None without a driver, or if another machine runs the image."""
+    """The version of this machine's driver; None without a driver, in a CI job, or if another machine runs the
+    image."""
     if not runs_here() or in_ci():
         return None
     return nvml_reader.read().version
 
 
 def runs_here() -> bool:
-    """Whether self-tests run on this machine: no scheduler is set, and the engine is not remote."""
+    """Whether self-tests run on this machine: no scheduler is set, and the engine's address is known and not remote."""
     if settings.setting("on") not in (None, "local"):
         return False
     try:

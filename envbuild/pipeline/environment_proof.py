@@ -94,8 +94,8 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
     """Compare an environment with the lock, run the self-test in it, and write evidence.
 
     Raises CheckFailed if the environment's files differ from those of the lock or change during the self-test, or if
-    the self-test fails; NotProved if the profile has a self-test script, if a required probe cannot run, if driver and
-    GPU cannot be measured, or if a GPU model has no evidence.
+    the self-test fails; NotProved if the profile has a self-test script, if a required probe cannot run, if the driver
+    or the GPUs cannot be measured, or if a GPU model has no evidence.
     """
     keys_and_signatures.take_passphrase()
     context, runner = StepContext(listener), HostRunner(python)
@@ -170,7 +170,7 @@ def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) 
 
 
 def _require_known_gpu(measured: MeasuredEnvironment) -> None:
-    """Raise NotProved if driver and GPUs cannot be measured, because a later change of them would not be noticed."""
+    """Raise NotProved if the driver or the GPUs cannot be measured, because a later change would not be noticed."""
     if measured.driver is None or not measured.gpus:
         raise NotProved(
             "the driver's version and the GPU models cannot be read from /proc/driver/nvidia",

@@ -86,8 +86,8 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
 
 
 def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool) -> Lock:
-    """Download the base packages and return the lock. If no mirror has a package any longer, lock the base again with
-    `lock_again`, and raise AptUnavailable without it."""
+    """Download the missing Debian packages of a lock's base, and return the lock. If no mirror has a package any
+    longer: with `lock_again`, lock the base again and return the new lock; otherwise raise AptUnavailable."""
     has_tar = debian_base_tar.tar_file(lock).is_file()  # then only the packages of `apt:` are needed
     if lock.suite is None or (has_tar and not lock.apt):  # without a suite, the base is an image
         return lock
@@ -152,7 +152,8 @@ def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Re
 
 
 def record_build(lock: Lock, record: Record) -> tuple[Record, ...]:
-    """Write the build record of an audited image. Return the record if the image had no record before."""
+    """Write the build record of an audited image. Return the record in a tuple, which is empty if the image had a
+    record before."""
     before = lock_image_lookup_and_recipe.matching_records(lock)
     build_records.write(record)
     return () if record.image in {one.image for one in before} else (record,)
@@ -163,7 +164,7 @@ def image_tag(loaded: LoadedProfile, lock: Lock) -> str:
 
 
 def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> StepResult[Image]:
-    """Set the tag of an image that exists already, if the tag is missing."""
+    """Set the tag of an image that exists already, unless the tag names this image."""
     engine, named = context.engine, repository(recipe.name)
     if engine.tags(named).get(recipe.lock.short) != image.handle:
         engine.tag(image, named, recipe.lock.short)
@@ -225,8 +226,8 @@ def require_sound(recipe: Recipe, target: str, held: Holdings) -> Audit:
 
 
 def discard_build(context: StepContext, result: MakeResult, *, image: bool = True) -> None:
-    """Remove the build context, and the image unless it existed before this build. Remove its build record too,
-    which would refer to a removed image. If `image` is False, image and record stay."""
+    """Remove the build context, and the image's tags unless the image existed before this build. If the image is gone
+    then, remove its new build record too. If `image` is False, image and record stay."""
     build_context_folders.discard(result.name)
     if not image:
         return

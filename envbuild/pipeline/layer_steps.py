@@ -111,8 +111,8 @@ def prepare_load(
     context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel], *, again: bool = False
 ) -> StepResult[ImageToLoad]:
     """Download the parts of an image for the engine, and find the sizes of its layers. For a graph driver, layers of
-    wheels that are not in the cache are left to be written when they are sent; the containerd store names layers by
-    digest, so it needs all digests first. `again`: as for `write_layers`. Raises what `write_layers` raises."""
+    wheels that are not in the cache are written only when they are sent; the containerd store names layers by digest,
+    so it needs all digests first. `again`: as for `write_layers`. Raises what `write_layers` raises."""
     if again or context.engine.containerd_store:
         result = write_layers(context, plan, lock, wheels, again=again)
         return StepResult(result.value.to_load, note=result.note)
@@ -132,8 +132,8 @@ def load_layers(context: StepContext, recipe: Recipe, image: ImageToLoad) -> Ste
     loaded = _in_engine(engine, image)
     if loaded is None:
         # Images that share layers are loaded one after the other: a shared layer is written and sent only once.
-        turn = f"_load-{canonical_digest(engine.identity)[:16]}"
-        with process_locks.exclusive(turn, "loads an image", context.progress.say), intact_files(lock):
+        lock_name = f"_load-{canonical_digest(engine.identity)[:16]}"
+        with process_locks.exclusive(lock_name, "loads an image", context.progress.say), intact_files(lock):
             image = layer_blobs.with_cached_layers(image)
             loaded = _in_engine(engine, image)
             if loaded is None:

@@ -123,7 +123,8 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
     """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence. Without an
-    engine, only find out which image the lock gives: the result has the state `computed`, and a note."""
+    engine, only find out which image the lock gives: the result has the state `computed`, and a note. With
+    `options.builder`, raises UnusableEngine instead."""
     context = StepContext(listener, options.builder)
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
@@ -367,7 +368,7 @@ def existing(
     context: StepContext, found: ImageStore | EngineError, loaded: LoadedProfile, reference: str | None = None
 ) -> tuple[Lock, Image]:
     """Return a profile's current lock and an image: `reference` in the engine, else the one built from the lock. Raises
-    the error that was `found`, if any, after those of the lock."""
+    the error that was `found`, if any, after those of the lock, and BuildError if the image does not exist."""
     lock, image = _locked_and_image(context, found, loaded, reference)
     images = require_image_store(found)
     if image is None and images.registry:

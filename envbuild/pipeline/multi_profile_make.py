@@ -226,7 +226,8 @@ def make_profiles(
     receives each outcome when its profile ends. Both are called from several threads.
 
     An unknown name or an invalid profile is an outcome too. Raises EngineError if nothing can hold the images,
-    UsageError if the signing key cannot be used.
+    FileError if the signing key cannot be used, and UsageError if its passphrase is not available, or if `wanted`
+    names GPUs and no profile does.
     """
     context, request = StepContext(lambda event: None), RunRequest(gpus=wanted.gpus)
     images = require_image_store(find_image_store(context, AS_CONFIGURED, "all", request))

@@ -145,11 +145,11 @@ def listener_of_parent() -> Listener | None:
     number = os.environ.pop(host_processes.EVENTS, "")
     if not number.isdecimal():
         return None
-    pipe, turn = int(number), threading.Lock()
+    pipe, lock = int(number), threading.Lock()
 
     def write(event: Event) -> None:
         if not isinstance(event, Activity):
-            with turn, os.fdopen(pipe, "wb", closefd=False) as stream:
+            with lock, os.fdopen(pipe, "wb", closefd=False) as stream:
                 stream.write(event_line(event))
 
     return write

@@ -163,8 +163,8 @@ def _measure_environment(interpreter: Path, lock: Lock) -> StepResult[MeasuredEn
 
 
 def environment_statements(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> list[tuple[str, bytes]]:
-    """Return every statement about an environment as (kind, payload): one for each run of its self-test, failed runs
-    included."""
+    """Return every statement about an environment as (kind, payload): one for each run of its self-test with this
+    profile and lock, failed runs included."""
     return [(one.predicate_type, in_toto_statements.canonical(one)) for one in _test_results(measured.id, loaded, lock)]
 
 
@@ -300,8 +300,8 @@ class _ProvedImage:
 
 def _proved(context: StepContext, name: str) -> _ProvedImage:
     """Return an image that was built from the profile's current lock and is verified for every GPU model. Prefers an
-    image whose parts are still on this machine. Raises BuildError if no image was built, NotProved if none is
-    verified."""
+    image whose compiled extensions are still in the cache. Raises BuildError if no image was built, NotProved if none
+    is verified."""
     loaded = context.step("load profile", load_profile, name)
     plan = context.step("resolve", resolve_profile, loaded)
     lock = lock_file.current_lock(loaded, plan)

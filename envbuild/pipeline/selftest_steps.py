@@ -111,7 +111,7 @@ def test_across_nodes(progress: Progress, order: SelfTestOrder, runner: Runner, 
 
 
 def memory_limit(order: SelfTestOrder, runner: Runner) -> float | None:
-    """The memory that the self-test's container may use, in GB; None without a container."""
+    """The memory that the self-test's container may use, in GiB; None without a container."""
     return order.loaded.profile.selftest.memory_gb if runs_in_container(runner) else None
 
 

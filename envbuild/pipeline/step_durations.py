@@ -64,8 +64,9 @@ def read_durations() -> list[StepDurations]:
 
 def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Collection[str]) -> Estimate | None:
     """Estimate the minutes of `steps` for a build of `size` bytes. The basis is the profile's own run, otherwise the
-    latest run of another profile that had a build, whose build steps are scaled by size. None if `steps` has neither
-    "build" nor "self-test", or if the basis has no time for one of these two that `steps` has. Pure."""
+    latest run of another profile that had a build, whose build steps are scaled by size. None if there is no such run,
+    if `steps` has neither "build" nor "self-test", or if that run has no time for one of these two that `steps` has.
+    Pure."""
     own = next((one for one in runs if one.profile == profile), None)
     others = (one for one in runs if one.size and "build" in one.seconds)
     best = own or next(others, None)

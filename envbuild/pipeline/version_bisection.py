@@ -76,7 +76,8 @@ _IDENTITY = "env.identity"  # detects a GPU model that is not the profile's, on 
 
 
 def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) -> StepResult[Try]:
-    """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
+    """Build an image with the version that `options` pin, run the probe in it, and remove the image, unless
+    `hunt.keep` is set."""
     version = options.pins[hunt.pin]
     context = StepContext(partial(_show_try, listener, version))
     images, known = EngineImages(context), PartialResult(MakeResult(name))

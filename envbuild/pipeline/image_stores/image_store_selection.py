@@ -16,10 +16,11 @@ from envbuild.util.errors import EngineError
 def find_image_store(
     context: StepContext, on: RunnerOptions, profile: str, request: RunRequest
 ) -> ImageStore | EngineError:
-    """Return the engine. If it cannot be used and the self-test runs on a cluster, return the cluster's registry. If
-    that is not set either, return the error that says why the engine cannot be used.
+    """Return the engine. If no usable engine answers (UnusableEngine) and the self-test runs on a cluster, return the
+    cluster's registry. If that is not set either, or after another error of the engine, such as an unreadable docker
+    context, return the error.
 
-    Raises what `selected_cluster` raises, if the engine cannot be used."""
+    Raises what `selected_cluster` raises, if no usable engine answers."""
     try:
         _ = context.engine
     except UnusableEngine as error:
