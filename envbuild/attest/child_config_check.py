@@ -82,8 +82,8 @@ def _changed_items(theirs: Mapping[str, _Value], ours: Mapping[str, _Value]) -> 
 
 
 def _changed(key: str, found: object, ours: object) -> bool:
-    """Whether the child changed or removed a value that the base sets. Of the labels, only envbuild's own count, also
-    if the child adds one."""
+    """Whether the child changed or removed a value that the base sets. Of the labels, only those of envbuild count; the
+    child must not add one of these either."""
     if key == "Labels":
         return isinstance(found, dict) and any(name.startswith(LABEL) for name in found)
     if isinstance(ours, dict) and isinstance(found, dict):

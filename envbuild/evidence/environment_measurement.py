@@ -51,8 +51,8 @@ def files_digest(files: Mapping[str, str]) -> str:
 
 
 def is_compared(path: str) -> bool:
-    """Whether a wheel's file is part of the digest. `path`: relative to site-packages. A RECORD never is, not even that
-    of a distribution which a package bundles."""
+    """Whether a wheel's file is part of the digest. `path`: relative to site-packages. No RECORD is part of it, not
+    even that of a distribution which a package bundles."""
     folder, _, name = path.rpartition("/")
     is_info = folder.endswith(_INFO)
     is_note = is_info and (name == "RECORD" or ("/" not in folder and name in _INSTALLERS))

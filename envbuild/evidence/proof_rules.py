@@ -183,7 +183,7 @@ def record_digest(statement_file: Path) -> str:
 
 
 def failures(record: RunRecord) -> list[str]:
-    """Return the failed probes and the errors of a run. That no probe passed counts as an error too."""
+    """Return the failed probes and the errors of a run. If no probe passed, this counts as an error too."""
     nothing = [] if record.by_status("passed") else ["no probe passed"]
     return [*record.by_status("failed"), *record.errors, *nothing]
 

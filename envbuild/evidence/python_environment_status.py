@@ -50,8 +50,8 @@ class RecordedEnvironment:
 
 
 def recorded_environments(loaded: LoadedProfile, lock: Lock) -> tuple[RecordedEnvironment, ...]:
-    """Return the evidence on this machine about environments with the locked files. It is judged as if each environment
-    still were as its newest record describes it; whether it is, is not checked."""
+    """Return the evidence on this machine about environments with the locked files. It is judged without a check
+    whether an environment has changed since its newest record."""
     rows = []
     for subject in evidence_statements_and_store.stored_subjects():
         records = (record for _, record in evidence_statements_and_store.stored(subject))

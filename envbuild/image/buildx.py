@@ -157,11 +157,11 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         full = engine.without_room()
         if full:
             return full
-    telling = "\n".join(build_error_messages.first_errors(stderr))
+    first_errors = "\n".join(build_error_messages.first_errors(stderr))
     if build_error_messages.is_out_of_memory(stderr):
         has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free memory"
-        return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
-    return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", telling, stderr)
+        return Failed("the image build ran out of memory", f"{has}\n{first_errors}", stderr)
+    return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", first_errors, stderr)
 
 
 def _full(engine: Engine) -> DiskError:

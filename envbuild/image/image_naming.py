@@ -6,8 +6,8 @@ PREFIX = "envbuild/"
 VERIFIED = "verified"
 """The tag of a verified image."""
 ENVIRONMENT = "environment"
-"""The tag of the statements about environments of the lock that was pushed last. The statements about environments of
-any pushed lock have the tag `environment-`, followed by the short id of that lock."""
+"""The tag of the statements about environments. `environment` is the tag of those for the lock that was pushed last. In
+addition, those for each pushed lock have the tag `environment-`, followed by the short id of the lock."""
 LABEL = "io.envbuild."
 LOCK_LABEL = f"{LABEL}lock"
 VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -176,8 +176,8 @@ def render_and_build(
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
-    """Return what `make` would do. Downloads nothing and writes no file, but may start a container to see whether the
-    engine has a GPU."""
+    """Return what `make` would do. Downloads no part of an image and writes no file outside the cache, but may start a
+    container to see whether the engine has a GPU."""
     context = StepContext(listener, options.builder)
     try:
         loaded = load_profile(name, options).value

@@ -15,8 +15,8 @@ _LABELS = rf"{_LABEL}(?:\.{_LABEL})*"
 HOST = rf"(?:{_LABELS}|{_IPV6})(?:{_PORT})?"
 TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _HOST_FIRST = r"[^/]*[.:\[][^/]*/"
-# As in docker, a first part with one of .:[ is a host, and another first part is not, unless it is localhost. Anything
-# after the name, such as a tag, is refused.
+# As in docker, the part before the first slash is a host if it contains one of .:[ or is localhost. Anything after the
+# name, such as a tag, is refused.
 REGISTRY = (
     rf"(?=.{{1,300}}\Z)(?:(?={_HOST_FIRST}){HOST}/|(?!{_HOST_FIRST})){NAME}",
     "HOST/REPOSITORY, without http:// or https://, without a tag, and without _ in HOST",

@@ -1,5 +1,5 @@
-"""The layers of an image on a base image: the base's own, as they are in its registry, the empty virtual environment of
-its Python, the links of its nvcc, and its folders."""
+"""The layers of an image on a base image: the base's own layers (as they are in its registry), the empty virtual
+environment of its Python, the links of its nvcc, and its folders."""
 
 from __future__ import annotations
 

@@ -106,9 +106,9 @@ def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object]) -> Writte
 
 
 def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], object] = drop) -> WrittenLayer:
-    """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless the folder has
-    that file undamaged. `watch` gets the bytes of the blob, and may raise an error to stop. Raises what the recipe's
-    `write` raises."""
+    """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless the cache knows
+    the digest and the folder has that file undamaged. `watch` gets the bytes of the blob, and may raise an error to
+    stop. Raises what the recipe's `write` raises."""
     known, in_cache = known_layer(recipe), folder == _blobs()
     if known:
         file = _blob(folder, known)

@@ -75,7 +75,7 @@ def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequenc
 
 def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     """Estimate the bytes that envbuild's caches still need: missing wheels and archives, the base if it is not made
-    yet, and the missing layers of a base image, if its manifest was downloaded.
+    yet, and the missing layers of a base image, if its manifest was downloaded. The packages of `apt:` are not counted.
 
     `compiling`: include the tools that compile extensions.
     """

@@ -71,8 +71,8 @@ def with_cached_layers(image: ImageToLoad) -> ImageToLoad:
 
 
 def write_blobs(description: ImageDescription, folder: Path, on_layer: Callable[[str], None]) -> OciImage:
-    """Write the blob of each layer into `folder`, several at once. Undamaged blobs in the folder stay. Each wheel is
-    read at most once. Raises what the recipes raise."""
+    """Write the blob of each layer into `folder`, several at once. Undamaged blobs in the folder stay, if the cache
+    knows their digests. Each layer is written at most once. Raises what the recipes raise."""
 
     def write(recipe: LayerRecipe, watch: Callable[[bytes], None]) -> WrittenLayer:
         return layer_cache.write_blob(recipe, folder, watch)

@@ -134,7 +134,8 @@ def existing_image(engine: Engine, lock: Lock) -> Image | None:
 
 
 def older_image(engine: Engine, lock: Lock) -> Image | None:
-    """Return an image of this lock in the engine that an older envbuild built, from a different recipe."""
+    """Return an image of this lock in the engine that was built from a different recipe, for example by an older
+    envbuild."""
     records = (record for record in build_records.all_records() if record.lock == lock.id)
     return next(_images(engine, (record for record in records if not matches(record, lock))), None)
 
