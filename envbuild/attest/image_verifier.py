@@ -284,7 +284,8 @@ def _image(
 def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
     """Return the image manifest that the reference names, directly or as the only image of an index.
 
-    Raises NetworkError if the image does not exist, Refusal if the index has several images or its manifest is missing.
+    Raises NetworkError if the image does not exist, Refusal if the index does not have exactly one image, or if the
+    manifest of that image is missing or is not an image's manifest.
     """
     top = place.manifest(reference.target)
     if top is None:

@@ -78,9 +78,9 @@ class _Retries:
 
 
 class Uploads:
-    """The uploads to one repository. `send`: sends a request without retries; `url`: of the repository; `moved`: the
-    URL that a response redirects to; `require`: raises NetworkError for a response without one of the statuses, and
-    TemporaryFailure if the request may be retried."""
+    """The uploads to one repository. `send`: sends a request without retries; `url`: of the repository; `moved`:
+    returns the URL in a response's Location header; `require`: raises NetworkError for a response without one of the
+    statuses, and TemporaryFailure if the request may be retried."""
 
     def __init__(
         self,

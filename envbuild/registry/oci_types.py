@@ -156,8 +156,9 @@ class Manifest:
 
     @property
     def only_image(self) -> dict[str, Any]:
-        """The descriptor of the only image in an index. Raises Refusal for an index of several images: engines choose
-        by platform, and interpret platforms such as `x86_64`, `Linux/AMD64` or a missing one differently."""
+        """The descriptor of the only image in an index. Raises Refusal for an index without images, and for one of
+        several images: engines choose by platform, and interpret platforms such as `x86_64`, `Linux/AMD64` or a missing
+        one differently."""
         images = [item for item in descriptors(self.document, "manifests") if not _is_attestation(item)]
         if len(images) != 1:
             raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")

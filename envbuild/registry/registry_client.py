@@ -169,8 +169,8 @@ class Repository:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def tags(self) -> list[str]:
-        """The tags of the repository, at most _TAGS from at most _TAG_PAGES responses; empty if the repository does not
-        exist, or if the registry does not list tags to this user."""
+        """The tags of the repository. Reading stops after _TAGS tags or _TAG_PAGES responses. Empty if the repository
+        does not exist, or if the registry does not list tags to this user."""
         found: list[str] = []
         page = _FIRST_TAG_PAGE
         for _ in range(_TAG_PAGES):

@@ -163,7 +163,7 @@ class Access:
         raise Refusal("redirect", f"{self.host} redirects more than {_REDIRECTS} times")
 
     def moved(self, url: str, answer: requests.Response) -> str:
-        """The URL that a response redirects to. Raises Refusal."""
+        """The URL in the Location header of a response to a request to `url`. Raises Refusal as `inside` does."""
         try:
             there = urljoin(url, answer.headers.get("Location", ""))
         except ValueError:

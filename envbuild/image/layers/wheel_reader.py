@@ -101,7 +101,7 @@ class WheelReader:
         return tuple(members[info.filename] for info in infos)
 
     def _check_entry(self, info: zipfile.ZipInfo) -> None:
-        """Refuse what the directory alone shows."""
+        """Raise WheelRefused for a fault that an entry of the directory shows by itself."""
         name = info.orig_filename
         if info.flag_bits & _ENCRYPTED:
             raise self.refused(name, "encrypted")

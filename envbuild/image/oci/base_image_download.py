@@ -182,7 +182,7 @@ def _download_layers(place: Repository, image: BaseImage, show: Callable[[str, i
 def _download_layer(place: Repository, layer: BaseLayerRef, on_bytes: Callable[[int], None], stop: StopSignal) -> None:
     """Download a layer, or the rest of it. A part with wrong content is discarded, and the layer is downloaded from its
     beginning. `on_bytes` gets the number of bytes of each block. Raises Stopped if `stop` is set (the part stays), and
-    Refusal if the content is wrong again."""
+    Refusal if a download from the beginning has wrong content."""
     part = _part_file(layer.digest)
     while True:
         begin = _part_bytes(layer)
