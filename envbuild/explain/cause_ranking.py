@@ -1,7 +1,8 @@
 """Ranks the causes that a log shows, each with its lines, confidence, fix, and the command that tests the fix. Pure.
 
-cause_scoring.py adds up the evidence for each cause. If the versions or GPUs in the log contradict an advisory, it is
-ruled out, even if its lines are in the log.
+cause_scoring.py adds up the evidence for each cause. If the versions or GPUs in the log contradict an advisory, the
+advisory is ruled out, even if its lines are in the log. If only versions that the log does not show to be loaded
+contradict it, the advisory remains possible.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class MissingFact:
 class SignatureMatch:
     """A cause that the log shows. `advisory`: None for a cause that does not depend on a version. `standing`: how the
     versions and GPUs in the log relate to the advisory. `remedy`: the fix. `prove`: the command that tests the fix.
-    NAME in both stands for the profile. `cards`: the GPUs of the log that may be affected. `change`: the versions that
-    fix the cause; `write`: the same as keys and values of a profile. `find_out`: facts that the log lacks and on which
-    the diagnosis or the change depends, each with the command that shows it. `evidence`: what the confidence was
-    computed from."""
+    NAME in both stands for the profile. `cards`: the GPUs of the log that may be affected. `change`: the versions and
+    variables that fix the cause, without a version of torch if the log does not show which torch it has; `write`: the
+    same as keys and values of a profile. `find_out`: facts that the log lacks and on which the diagnosis or the change
+    depends, each with the command that shows it. `evidence`: what the confidence was computed from."""
 
     id: str
     advisory: Advisory | None
@@ -80,12 +81,13 @@ class Ruled:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of `explain`. `matches`: sorted by confidence, highest first; empty if no cause is known.
+    """The result of `explain`. `matches`: the causes that a message of the log names, then those that only a statement
+    in prose names; each group is sorted by confidence, highest first. Empty if no cause is known.
 
     `possible`: advisories whose lines are in the log, and whose only contradiction is a version that the log does not
     show to be loaded; if there are no matches, also causes with a confidence from CANDIDATE to below NAMED. At most
-    MOST_POSSIBLE, those with the highest confidence. `decide`: if there are
-    no matches, how to distinguish the causes of each symptom in the log. `advice`: what to enable before the next run.
+    MOST_POSSIBLE, those with the highest confidence. `decide`: if there are no matches, how to distinguish the causes
+    of each symptom in the log. `advice`: what to enable before the next run.
     """
 
     matches: tuple[SignatureMatch, ...]
@@ -118,8 +120,9 @@ class ScoredCause:
 
 
 def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
-    """Scores every cause whose lines are in the log or that has a symptom in the log. Causes that the log contradicts
-    have the standing "contradicted" and no evidence."""
+    """Scores every cause whose lines are in the log or that has a symptom in the log. Skips a cause whose conditions on
+    the rest of the log are not met, and an advisory without lines in the log unless its versions and GPUs hold. Causes
+    that the log contradicts have the standing "contradicted" and no evidence."""
     advisories = {advisory.id: advisory for advisory in database.advisories()}
     for signature in log_signatures.signatures().values():
         advisory = advisories.get(signature.id)
@@ -143,7 +146,8 @@ def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
 
 
 def explain(log: Log) -> Explanation:
-    """Finds every cause with a confidence of NAMED or more, except consequences of another cause."""
+    """Explains a log. The matches are the causes with a confidence of NAMED or more, except those that the log
+    contradicts, and those for which another cause explains the log better."""
     known = log_facts.read(log)
     scored = list(score_causes(log, known))
     ruled = [
@@ -171,16 +175,16 @@ def explain(log: Log) -> Explanation:
 
 
 def _without_lesser_statements(matches: Sequence[SignatureMatch]) -> list[SignatureMatch]:
-    """Leaves out the causes that only a statement in prose names if a message of the log names a cause, except causes
-    that explain this message better."""
+    """Returns these causes. But if a message of the log names one of them, the causes that only a statement in prose
+    names are left out, unless they explain this message better."""
     messages = [match.id for match in matches if "stated" not in match.evidence]
     better = frozenset[str]().union(*(log_signatures.signatures()[name].yields_to for name in messages))
     return [match for match in matches if not messages or match.id in messages or {match.id, ANY} & better]
 
 
 def _states_version(advisory: Advisory | None, known: Reading) -> bool:
-    """Whether the advisory is about one exact version (of torch, a library or a distribution) and the log itself states
-    that version."""
+    """Whether the advisory is about exact versions (of torch, a library or a distribution) and the log itself states
+    one of them."""
     situation = known.situation
     stated = {name: version for name, version in situation.libraries.items() if name in known.stated}
     stated |= situation.distributions
@@ -205,8 +209,8 @@ def _is_exact(item: Specifier) -> bool:
 
 def _standing(advisory: Advisory, known: Reading) -> str:
     """Returns how the advisory relates to the log: "contradicted" only if every possible combination of versions
-    contradicts it. If the log has several GPU models and one of them is not affected, that GPU may be the one that
-    failed; then the result is at most "fits"."""
+    contradicts it. The result is at most "fits" if one combination contradicts it, or if the log has several GPU models
+    and one of them is not affected, because that GPU may be the one that failed."""
     found = {advisory.standing(situation) for situation in known.situations}
     standing = next(name for name in ("holds", "fits", "open", "contradicted") if name in found)
     doubtful = "contradicted" in found or len(_about(advisory, known.situation)) < len(known.situation.gpus)

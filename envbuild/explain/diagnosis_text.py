@@ -1,7 +1,7 @@
 """Renders an explanation as text or Markdown that a person can paste into a bug report. Pure.
 
 Each cause has the sections Cause (or Possible cause), Found and Fix; then Prove if a command can test the fix, and
-Sources if any are cited. Lines have at most COLUMNS columns.
+Sources if any are cited. Lines are wrapped or cut at COLUMNS columns; only a long word of a command is longer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = 100
 MOST_RANKS = 16
 MOST_XIDS = 5
 _CONDA = {"cublas": "libcublas", "cudnn": "cudnn", "nccl": "nccl"}
-"""conda's packages of CUDA libraries. For the other libraries no conda command is printed."""
+"""conda's packages of CUDA libraries. Pins of the other libraries are left out of the conda command."""
 _XID = log_pattern(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 
@@ -234,8 +234,8 @@ def _wheels(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, 
 
 
 def _overridden(match: SignatureMatch, situation: Situation) -> bool:
-    """Whether the fix pins a library to a version other than the one that torch requires. If the log does not show
-    torch's version, this is assumed, because every torch requires exact versions."""
+    """Whether the fix pins a library to a version other than the one that torch requires. This is assumed for a torch
+    whose version is unknown, because torch's wheels require exact versions."""
     torch = match.write.get("torch") or situation.torch
     release = database.torch_release(torch) if torch else None
     return any(
@@ -332,7 +332,7 @@ def _ranks(found: Explanation) -> Iterator[Section]:
 
 
 def _xids(log: Log) -> Iterator[Section]:
-    """Explains each Xid in the kernel's log, and whether to drain the node."""
+    """Explains the Xids in the kernel's log, at most MOST_XIDS, and whether to drain the node."""
     numbers = {int(match[1]): line for line, match in reversed(log.find(_XID, 50))}
     rows = database.xids()
     bullets = []

@@ -41,8 +41,8 @@ def number_patterns(of_gpu: bool) -> Iterator[SearchPattern]:
 
 
 def named(text: str, of_gpu: bool) -> str:
-    """Adds the name and message of each error in a line, unless the line contains the name and message already.
-    `of_gpu`: as for number_patterns."""
+    """Adds the name and message of each error in a line, unless the line contains the name already. `of_gpu`: as for
+    number_patterns."""
     found: dict[str, int] = {}
     for form, messages in _numbered(of_gpu):
         for match in form.finditer(text):

@@ -43,11 +43,12 @@ class EvidenceOfCause:
 @dataclass(frozen=True)
 class CauseRow:
     """A cause. `advisory`: its id, null for a cause that does not depend on a version. `change`: the versions that fix
-    it, as bounds; `profile_change`: the same change as keys and values of a profile. `profile`: the name of the profile
-    that the commands contain; if it is null, they contain NAME instead. `fix_command`: the command that shows how to
-    fix the active environment, with LOG for a log from standard input; null for a possible cause, and for a cause that
-    neither other versions nor a variable fix. `command`: tests the fix. `missing_facts`: facts that the log lacks and
-    on which the diagnosis depends, each with the command that shows it."""
+    it, as bounds, and the variables; `profile_change`: the same change as keys and values of a profile. `profile`: the
+    name of the profile that the commands contain; if it is null, they contain NAME instead. `fix_command`: the command
+    that shows how to fix the active environment, with LOG for a log from standard input; null for a possible cause, for
+    a cause without an advisory, and for an advisory that neither other versions nor a variable fix. `command`: tests
+    the fix. `missing_facts`: facts that the log lacks and on which the diagnosis depends, each with the command that
+    shows it."""
 
     id: str
     advisory: str | None
@@ -102,10 +103,11 @@ class RuledOut(LogPlace):
 
 @dataclass(frozen=True)
 class ExplanationDocument:
-    """The document of `explain`. `state`: known if a cause was found. `possible`: causes with too little evidence.
-    `advisories`: the advisories of `causes` (state affected), of `possible`, and of `ruled_out`. `advice`: what to
-    enable before the next run. `distinctions`: if no cause was found, how to distinguish the causes of each symptom.
-    `ranks`: the last collectives of the ranks. `exception`: the line of the exception that ended Python."""
+    """The document of `explain`. `state`: known if a cause was found. `possible`: causes with too little evidence, or
+    whose only contradiction is a version that the log does not show to be loaded. `advisories`: the advisories of
+    `causes` (state affected), of `possible`, and of `ruled_out`. `advice`: what to enable before the next run.
+    `distinctions`: if no cause was found, how to distinguish the causes of each symptom. `ranks`: the last collectives
+    of the ranks. `exception`: the line of the exception that ended Python."""
 
     state: Literal["known", "unknown"]
     causes: tuple[CauseRow, ...]
@@ -175,8 +177,8 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
 
 
 def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
-    """Returns the command that shows how to fix the active environment; None if neither other versions nor a variable
-    fix the cause. LOG in the command stands for a log that was read from a pipe."""
+    """Returns the command that shows how to fix the active environment; None if the cause has no advisory, or if
+    neither other versions nor a variable fix it. LOG in the command stands for a log that was read from a pipe."""
     if match.advisory is None:
         return None
     if not (match.advisory.by_library_path or {"torch", "pins", "packages", "env"} & match.write.keys()):

@@ -64,8 +64,8 @@ def rewritten(text: str) -> str:
 
 @cache
 def _forms() -> tuple[tuple[str, tuple[str, SearchPattern]], ...]:
-    """Returns each English message with one of its patterns, once for each of the texts of which every match of the
-    pattern contains one."""
+    """Returns (required text, (English message, pattern)) for each required text of each pattern. Every match of a
+    pattern contains at least one of the pattern's required texts."""
     return tuple(
         (needed.decode(), (row.english, form))
         for row in log_signatures.system_messages()

@@ -216,9 +216,10 @@ def _gpus(log: Log, mentioned: Sequence[Mention]) -> tuple[Gpu, ...]:
 
 
 def _supported(log: Log, situation: Situation) -> Iterator[str]:
-    """Yields the states that are true if torch has no code for a GPU. card-below-torch: torch has code only for newer
-    GPUs, according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU.
-    card-newer-than-cuda: torch was built with a CUDA release older than the first one that supports the GPU."""
+    """Yields the states that are true if torch has no code for a GPU. card-below-torch: torch has no code for the GPU,
+    but for a newer one, according to the range or list that it printed or to its release; or Triton reports that the
+    GPU is too old. card-not-in-torch: the list that torch printed lacks the GPU. card-newer-than-cuda: torch was built
+    with a CUDA release older than the first one that supports the GPU."""
     if situation.cuda and any(_first_cuda(gpu) > Version(situation.cuda) for gpu in situation.gpus):
         yield "card-newer-than-cuda"
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
@@ -296,15 +297,16 @@ _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
 """Thresholds for memory that belongs to other processes: a number of GiB, and a share of the GPU's memory. Less memory
 may be the CUDA context of the process itself, which may be missing in the sum."""
 _PIECES = 0.15
-"""If at least this share of torch's memory is unused, fragmentation is the cause; a few percent are normal."""
+"""Fragmentation is the cause only if at least this share of torch's memory is unused; a few percent are normal."""
 _SHARE_FREE = 0.1
 """If less than this share of the GPU's memory is free, the GPU is full, even if the allocation is smaller."""
 
 
 def _memory(log: Log) -> Iterator[str]:
-    """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory would have been enough.
-    memory-free: the GPU's free memory would have been enough, so the log does not show why the allocation failed,
-    and no other error shows a full GPU. memory-of-others: other processes use much of the GPU's memory."""
+    """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory would have been enough,
+    and is at least the share _PIECES of torch's memory. memory-free: the GPU's free memory would have been enough, so
+    the log does not show why the allocation failed, and no other error shows a full GPU. memory-of-others: other
+    processes use much of the GPU's memory."""
     enough, full = False, False
     found = log.find(log_pattern(_PARTS), 20)
     places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
@@ -371,7 +373,8 @@ _TALL = 60
 
 
 def _copy_differs(log: Log) -> bool:
-    """Whether the log prints a tensor on one GPU, and an all-zero tensor of the same size on another GPU."""
+    """Whether the log prints a tensor with a value other than zero on one GPU, and on another GPU an all-zero tensor
+    with as many printed values, or fewer."""
     printed = list(_tensors(log))
     zeros = [(gpu, len(values)) for gpu, values in printed if values and not any(map(_number, values))]
     return any(
@@ -418,7 +421,8 @@ _USED = (
     rf"\bmem(?:ory)?\b[^;|,]{{0,50}}\b(?:current|used|usage|allocated|in use){_AMOUNT}",
 )
 _SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
-"""Thresholds for growing memory: number of values, last value divided by the first, and share of steps that grow."""
+"""Thresholds for growing memory: number of values, last value divided by the first, and share of steps that do not
+shrink."""
 
 
 def _memory_grows(log: Log) -> bool:

@@ -22,7 +22,7 @@ def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
     """Read all files as one log. Return the log, with notes about files that were skipped or cut off.
 
     `names`: files, folders, and - for standard input. Raises FileError for an unreadable file, for a file that the user
-    named and that is not text, and if all files are empty.
+    named and that is not text, if no file is found, and if no file contains text.
     """
     notes: list[str] = []
     files = list(dict.fromkeys(file for name in names for file in _files(name, notes)))
@@ -54,8 +54,9 @@ _SAVE_OUTPUT = "save the output of a run: COMMAND 2>&1 | tee train.log"
 
 
 def _files(name: str, notes: list[str]) -> list[str]:
-    """Return the regular files in a folder at any depth, except hidden files. Links to folders are not followed. A
-    `name` that is not a folder is returned unchanged. Notes about skipped entries are added to `notes`."""
+    """Return the regular files in a folder at any depth. Hidden files and hidden folders are left out. Links to folders
+    are not followed. A `name` that is not a folder is returned unchanged. Notes about other skipped entries are added
+    to `notes`."""
     if name == "-" or not Path(name).is_dir():
         return [name]
     found: list[Path] = []

@@ -39,8 +39,8 @@ tests/attacks/test_explain.py measures."""
 LONGEST = 2000
 """Maximum number of characters that are searched at once; longer lines are split."""
 TRIED = 400
-"""Maximum number of lines on which a pattern is tried. Together with the bounded gaps in patterns, this limits the
-time."""
+"""Maximum number of lines on which a pattern is tried in each of the three forms that Log.find searches. Together with
+the bounded gaps in patterns, this limits the time."""
 
 _BLOCK = 1 << 16
 _SNIFFED = 4096
@@ -134,7 +134,7 @@ class Log:
         """Finds the first lines, at most `most`, that match `pattern`. Skips lines that match one of `never`, lines in
         which one of `before` matches the text before the match, and matches for which `skipped` is true. Each line is
         searched as it is, then as changed by `plain_form`, then joined with the next line if the message may continue
-        there."""
+        there. Of very many similar lines, only a part is searched (TRIED, _MOST_OF_ONE_SHAPE)."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
         breaks, joined = self._joined
@@ -178,7 +178,8 @@ class Log:
 
     @cached_property
     def _rewritten(self) -> tuple[dict[int, str], _Index]:
-        """The lines that `plain_form` changes: index -> changed text, and an index for searching them."""
+        """Most of the lines that `plain_form` changes: index -> changed text, and an index for searching them. See
+        message_normalization.form_patterns for the other lines."""
         texts: dict[int, str] = {}
         for index in {
             index
@@ -366,8 +367,8 @@ def read(stream: BinaryIO, logs: int = 1, file: str = "") -> Log:
 
 
 def _blocks(source: log_decompression.LogSource, logs: int) -> Iterator[bytes]:
-    """Reads a log in blocks that are so small that even a block of only line breaks does not exceed the limit on
-    lines."""
+    """Reads a log in blocks that are so small that even a block of only line breaks does not exceed the limit on the
+    lines of the end."""
     while block := source.read(min(_BLOCK, TAIL // logs, TAIL_LINES // logs)):
         yield block
 
@@ -504,8 +505,8 @@ def log_pattern(pattern: str) -> LazyPattern:
 @cache
 def relaxed(pattern: LazyPattern) -> LazyPattern:
     """Returns a pattern that also matches other punctuation: quotes are optional and of either kind, the apostrophe of
-    "can't" and full stops before spaces are optional, and a colon, comma, semicolon or dash before a space may be any
-    of these, or missing. Sets of characters and look-behinds are not changed."""
+    "can't" and full stops before spaces are optional, and a colon, comma or semicolon before a space matches any of
+    these or a dash, or may be missing. Sets of characters and look-behinds are not changed."""
     return LazyPattern(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
 
 

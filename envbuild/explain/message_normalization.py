@@ -103,8 +103,8 @@ _RECORD = re.compile(
 """The beginning of a new message, which does not continue the line before it."""
 _ENDED = re.compile(r"[.!?}|。]$|\.py, line \d{1,6}$")
 _SHORTEST, _WIDTH, _LONGEST = 12, 76, 300
-"""Lengths in characters. A line of prose that the next line continues has at least _SHORTEST; a line that a terminal
-broke has at least _WIDTH. Lines longer than _LONGEST are not joined."""
+"""Lengths in characters. A line of prose that the next line continues has at least _SHORTEST; a line that a terminal of
+unknown width or a program broke has at least _WIDTH. Lines longer than _LONGEST are not joined."""
 _CONTINUES = "('\"`,_/<&="
 """If a line begins with one of these characters, it continues the line before it."""
 _OPEN = re.compile(

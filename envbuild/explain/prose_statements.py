@@ -2,8 +2,8 @@
 
 The vocabulary is in facts/data/statements.yaml: concepts, which are groups of words in several languages, and
 statements, which are concepts that occur in one sentence, or anywhere in the report. So a statement is found whatever
-the order of its words. A concept does not count where it is negated ("memory does not grow"), from another run, what
-other people say, or in a question that is answered with yes or no.
+the order of its words. A concept does not count if it is negated ("memory does not grow"), is about another run,
+repeats what other people say, or is in a question that is answered with yes or no.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ _LEAST, _SHARE, _POSSIBLE = 12, 0.55, 6
 """The least number of bytes, and share, of a text after which the rest of the text is known. The third number: a
 text that shares at least so many bytes with the end of the line, and has a different rest, prevents the completion."""
 _LETTERS, _SHARE_WITHOUT_LETTERS = 3, 0.8
-"""If the line has fewer letters of the unfinished word than the first number, the second replaces _SHARE."""
+"""If the line has fewer letters of the unfinished word than the first number, or the rest begins with "_", the second
+replaces _SHARE."""
 _UNFINISHED_WORD = re.compile(rb"(?:[a-z]{%d}|[^\x00-\x7f])\Z" % _LETTERS)
 _SIGNAL = re.compile(rb"\bsig(?!nal)[a-z]")
 """The beginning of a signal's name. Names of several signals begin like this."""
@@ -43,8 +44,9 @@ _TWO_WORDS = re.compile(rb"[a-z0](?=[^a-z0]+[a-z0])|[^\x00-\x7f]")
 
 
 def rest_of_text(beginning: str) -> str:
-    """Returns the rest of the text of a shipped pattern in which `beginning` ends, within a word or after a space. ""
-    if no text follows, or if several texts with different rests are possible."""
+    """If `beginning` ends in the first part of a required text of a shipped pattern, within a word or after a space,
+    returns the rest of this text. "" if there is no such text, or if several texts with different rests are
+    possible."""
     shape = beginning.encode().lower().translate(DIGITS)
     rests: dict[bytes, bool] = {}
     for text in _texts_of_words():
@@ -77,7 +79,7 @@ def _in_word(letter: str) -> bool:
 
 @cache
 def _texts_of_words() -> tuple[bytes, ...]:
-    """Returns the shipped texts that have several words, and of which a beginning is long enough."""
+    """Returns the shipped texts of more than _LEAST bytes that do not consist of ASCII letters and digits alone."""
     texts = {text.encode() for found in _shipped().values() for text in found}
     return tuple(text for text in texts if len(text) > _LEAST and not text.isalnum())
 
