@@ -71,8 +71,8 @@ def fetch_file(
     stop: threading.Event | None = None,
 ) -> None:
     """Download a remote file into `file`. `progress` gets the number of new bytes; the number is negative if an
-    interrupted download starts again, which happens twice at most. If `stop` is set, the download ends early, without
-    an error.
+    interrupted download starts again, which happens twice at most. If `stop` is set, a download by HTTP ends early,
+    without an error; `file` is then incomplete.
 
     Raises NetworkError; HashMismatch if the file is longer than `limit` bytes. Nothing beyond the limit is written.
     """
@@ -164,7 +164,8 @@ def _local(remote: RemoteFile) -> Path | None:
 class RangeReader(io.RawIOBase):
     """A remote file, read by HTTP range requests of at least `_TAIL` bytes; the last response is cached.
 
-    Raises RangeIgnored if the server does not send the requested range, NetworkError if it does not answer.
+    Raises RangeIgnored if the server does not send the requested range, NetworkError if it does not answer, or if one
+    read requests more than `_LARGEST_PART` bytes.
     """
 
     def __init__(self, session: requests.Session, remote: RemoteFile, size: int) -> None:

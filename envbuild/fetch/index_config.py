@@ -53,7 +53,9 @@ def _pip() -> Mapping[str, str]:
 
 @thread_safe_cache
 def uv_environment() -> dict[str, str]:
-    """pip's indexes, find-links and certificate as variables for uv; uv's own configuration stays in effect.
+    """pip's indexes, find-links, trusted hosts and certificate as variables for uv. uv's own variables are kept: a list
+    gets pip's entries in addition, any other variable takes precedence over pip. uv's configuration files stay in
+    effect, except settings that one of these variables overrides.
 
     uv gets them as variables and not as options, because a URL may contain credentials, and every user of the machine
     can read a command line.
@@ -95,7 +97,7 @@ def uv_options() -> list[str]:
 
 @thread_safe_cache
 def credentials() -> dict[str, tuple[str, str]]:
-    """User and password by host and port, from the URLs of the configured indexes."""
+    """User and password by host and port, from the URLs of the configured indexes and find-links."""
     found: dict[str, tuple[str, str]] = {}
     for address in package_sources():
         parts = urllib.parse.urlsplit(address)

@@ -53,8 +53,8 @@ class Listed:
 
 @thread_safe_cache
 def listed_files(name: str) -> tuple[Listed, ...]:
-    """The files of a package (its normalised name), yanked ones included. Raises NetworkError if an index does not
-    answer."""
+    """The files of a package (its normalised name), yanked ones included. An index that answers with a status from 400
+    to 499 counts as one without the package. Raises NetworkError if an index does not answer."""
     found: list[Listed] = []
     for address in index_config.indexes():
         page = _page(f"{address.rstrip('/')}/{name}/", name)
@@ -67,8 +67,8 @@ def listed_files(name: str) -> tuple[Listed, ...]:
 
 
 def listed_at(address: str, name: str) -> tuple[Listed, ...]:
-    """The files of a package on one page of links, or in one folder. Raises NetworkError if the page cannot
-    be fetched."""
+    """The files of a package on one page of links, or in one folder; empty if the answer has a status from 400 to 499.
+    Raises NetworkError for any other failure to fetch the page."""
     return tuple(item for item in _links(address, name) if item.parsed and item.parsed[0] == name)
 
 

@@ -16,7 +16,7 @@ class Wheel:
     sha256: str
 
     def hashed_pin(self, separator: str = " ") -> str:
-        """Return the requirement of exactly this file, as pip and uv read it. `separator`: stands before the hash."""
+        """Return the requirement of exactly this file, as pip and uv read it. `separator`: the text before the hash."""
         return f"{self.name}=={self.version}{separator}--hash=sha256:{self.sha256}"
 
 

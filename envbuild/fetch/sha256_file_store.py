@@ -17,8 +17,8 @@ from envbuild.util.errors import HashMismatch
 
 @dataclass(frozen=True)
 class Store:
-    """Files at `<folder>/<sha256>/<file name>`; a file is stored completely or not at all. The folder is
-    created when the first file is stored."""
+    """Files at `<folder>/<sha256>/<file name>`; a file is stored completely or not at all. The folder is created when
+    the first download begins."""
 
     folder: Path
 

@@ -43,7 +43,8 @@ def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[D
     (PEP 658), otherwise the wheel by range requests, otherwise the downloaded wheel. `say` announces the download of a
     wheel.
 
-    Raises NetworkError if the index does not answer or the wheel is invalid.
+    Raises NetworkError if the index does not answer or the wheel is invalid, ProfileError if the index has no such
+    wheel, and HashMismatch for a metadata file that is too large or a wheel with a different hash.
     """
     return list(_compare(release, pins(_metadata(release, say))))
 

@@ -1,9 +1,9 @@
 """Gives uv only the settings of its configuration that concern package sources, and none that changes a resolution.
 
 By default, uv reads uv.toml and `[tool.uv]` of the working folder or the nearest parent that has one, so an override
-there would change a lock unnoticed. Therefore uv runs with --no-config in a temporary folder. It gets only the settings
-for indexes, find-links, certificates, proxies and caches from the user's and the system's uv.toml and the UV_*
-variables.
+there would change a lock unnoticed. Therefore uv runs with --no-config in a temporary folder. From the user's and the
+system's uv.toml and the UV_* variables it gets only the settings for indexes, find-links, credentials, certificates,
+proxies, connections and caches.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def config_options(folder: Path) -> list[str]:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str | None]:
-    """Changes to this process's environment for uv: adds `more`, makes paths absolute, and removes UV_* variables that
-    may change a resolution. A value of None removes the variable."""
+    """Changes to this process's environment for uv: adds `more`, makes paths absolute, and removes all UV_* variables
+    except those in _VARIABLES, because others may change a resolution. A value of None removes the variable."""
     found: dict[str, str | None] = {
         name: None for name in os.environ if name.startswith("UV_") and not _VARIABLES.fullmatch(name)
     }
@@ -89,7 +89,8 @@ def rooted(place: str, folder: Path) -> str:
 
 
 def site() -> dict[str, Any]:
-    """The settings of indexes and of access to them in the user's and the system's uv.toml; the user's come first.
+    """The settings of _SITE in the user's and the system's uv.toml: of indexes, of access to them and of uv's cache.
+    The user's take precedence, and in a list they come first.
 
     Raises SettingsError if one of them cannot be read.
     """

@@ -173,7 +173,8 @@ def _foreign(files: Iterable[str], distribution: str) -> Iterator[tuple[str, str
 
 
 def clashes(listings: Mapping[str, Listing]) -> Iterator[Clash]:
-    """The pairs of wheels (by name) that install the same path or module, or a file where the other has a folder."""
+    """The pairs of wheels (by name) that install the same path, module or library, or a file where the other wheel has
+    a folder."""
     owners: dict[str, list[str]] = defaultdict(list)
     for name, listing in listings.items():
         for path in listing.files:

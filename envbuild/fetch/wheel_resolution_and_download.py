@@ -115,7 +115,9 @@ def resolve_wheels(
     """Choose versions of all packages that `requirements` need; versions in `keep` are preferred if they fit.
     `overrides` replace what any package requires, `constraints` only narrow it.
 
-    Raises ProfileError if no combination exists, NetworkError if an index does not answer or lacks a local build.
+    Raises ProfileError if no combination exists, if a required package is not the one that its name suggests
+    (misleading_packages), or if a pre-release was chosen that nothing names. Raises NetworkError if an index does not
+    answer or lacks a local build.
     """
     with temporary_files.folder("uv") as folder:
         output = folder / "requirements.txt"
@@ -199,7 +201,7 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
 
 
 def target(python: str, glibc: str) -> str:
-    """The platform a wheel must support, for messages."""
+    """The platform that a wheel must support, for messages."""
     return f"Python {python}, glibc {glibc}, x86_64"
 
 
@@ -340,7 +342,7 @@ _session = thread_safe_cache(index_config.index_session)
 
 def _located(missing: Sequence[Wheel], damaged: Mapping[str, HashMismatch], python: str, glibc: str) -> dict[str, str]:
     """The URL of each of these files on the configured indexes, by file name. `damaged`: the error of each file that a
-    local folder has with a different content; it is raised if no index can be asked for the file."""
+    local folder has with a different content; it is raised if the search on the indexes fails."""
     if not missing:
         return {}
     try:
