@@ -27,8 +27,9 @@ def lock(
     image_debs: tuple[Deb, ...],
     progress: Callable[[str, int], None],
 ) -> tuple[tuple[LockedExtension, ...], Builder | None]:
-    """Lock the sources of the extensions, and the tools for compiling them that are neither among the image's wheels
-    (`locked`) nor its Debian packages (`image_debs`). `stale`: the parts of `previous` that must be locked again."""
+    """Lock the sources of the extensions, and the tools that are missing in the stage that compiles them. That stage
+    has the image's Debian packages (`image_debs`) and the image's wheels (`locked`), except the profile's own packages.
+    `stale`: the parts of `previous` that must be locked again."""
     extension_toolchain = plan.extension_toolchain
     if extension_toolchain is None:
         return (), None
@@ -68,7 +69,7 @@ def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, image_debs: t
 
 
 def _compiled_with(extension_toolchain: ExtensionToolchain, tools: Iterable[str]) -> list[Fault]:
-    """A fault for each extension, at its position. `tools`: those that compile it and are not available."""
+    """A fault for each extension, at its position. `tools`: the requirements for the tools that compile it."""
     return [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in extension_toolchain.wanted]
 
 

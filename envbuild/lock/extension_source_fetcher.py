@@ -136,8 +136,9 @@ _SDIST = "source"
 
 
 def write_archive(locked: LockedExtension, file: Path) -> None:
-    """Write the source as a tar with one top folder. If the cached source has changed, removes it and raises
-    SourceDamaged for a commit, HashMismatch for an sdist."""
+    """Write the source of a commit as a tar with one top folder, or copy the sdist. If the cached source has changed,
+    remove it and raise SourceDamaged for a commit, HashMismatch for an sdist. Also raise SourceDamaged if git cannot
+    write the tar."""
     if locked.kind == "sdist":
         held = sha256_file_store.archive_store()
         held.check(locked.digest, _SDIST)
@@ -158,7 +159,7 @@ def write_archive(locked: LockedExtension, file: Path) -> None:
 
 
 class SourceDamaged(EnvbuildError):
-    """A cached source no longer matches its hash."""
+    """A cached source no longer matches its hash, or cannot be read."""
 
     code, kind = 3, "hash"
 

@@ -1,7 +1,7 @@
 """The lock file: every file of an image by name, version and sha256, without URLs, so that any mirror works.
 
-The lock id is the sha256 of the canonical `content` alone. `inputs`: for each part of the lock (base,
-apt, wheels ...), the digest of what the profile asked for; a part is stale if that has changed.
+The lock id is the sha256 of the canonical `content` alone. `inputs`: for each part of the lock (base, apt, wheels ...),
+the digest of what the profile requests; a part is stale if that has changed.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def inputs(plan: Plan) -> dict[str, str]:
 def read(file: Path) -> Lock | None:
     """The lock in `file`, None if the file is missing.
 
-    Raises LockError if it is damaged, was edited by hand, has a later format, or is a link to a file outside its
+    Raises LockError if it is damaged, was edited by hand, has a different format, or is a link to a file outside its
     project.
     """
     if not file.exists():

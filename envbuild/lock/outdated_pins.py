@@ -55,8 +55,8 @@ class _RequiredUpdate:
 
 
 def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
-    """The locked pins with a possible update, and the base image if its tag now points to another image. Raises
-    NetworkError if the index or the registry does not answer."""
+    """The locked pins with a possible update, and the base image if its tag is missing or now points to another image.
+    Raises NetworkError if the index or the registry does not answer."""
     versions = lock.versions
     newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})
     nearest = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]

@@ -38,7 +38,8 @@ _HINT = "leave one of the packages out, or lock a different version of it"
 def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) -> None:
     """Check wheels before they are locked, if their listings are available without a download.
 
-    Raises ProfileError; NetworkError if an index does not answer; HashMismatch for a file damaged in the store.
+    Raises ProfileError if they conflict; NetworkError if an index does not answer; for a wheel in the store, the errors
+    of wheel_file_hashes_and_contents.listing.
     """
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         found = pool.map(lambda wheel: (_name(wheel), _offered(wheel, addresses[wheel], heads[wheel])), addresses)
@@ -111,7 +112,8 @@ _session = thread_safe_cache(index_config.index_session)
 
 
 def _may_be_equal(clash: Clash, listings: Mapping[str, Listing]) -> bool:
-    """Whether the files may be equal, by CRC and size; only a comparison of the bytes is proof."""
+    """Whether the files may be equal, by CRC and size, or may both be the `__init__.py` of a namespace that wheels
+    share. Only a comparison of the bytes is proof."""
     checksums = {listings[name].files.get(clash.path) for name in (clash.first, clash.second)}
     known = {f"{zlib.crc32(text):08x} {len(text)}" for text in database.namespace_texts()}
     return clash.equal or (_is_namespace(clash) and checksums <= known)

@@ -114,8 +114,8 @@ def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
 
 
 def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
-    """For each locked wheel in the store, "name==version" -> sha256 by path below site-packages. Raises the errors of
-    `listing`."""
+    """For each locked wheel in the store, "name==version" -> sha256 by path below site-packages, without RECORD, and
+    without METADATA if the lock has overrides. Raises the errors of `listing`."""
     paths = {
         item.wheel: sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels
     }
