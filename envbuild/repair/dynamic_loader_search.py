@@ -65,7 +65,8 @@ def torch_roots(torch_folder: Path) -> tuple[str, ...]:
 
 
 def loaded_files(given: LoaderInput) -> dict[str, LoadedFile]:
-    """The file of each library that gets loaded, by soname (by file name if the library has no soname)."""
+    """The file of each library that gets loaded, by soname (by file name if the library has no soname), and by the name
+    under which it was requested."""
     return _Loader(given).run()
 
 

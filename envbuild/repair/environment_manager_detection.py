@@ -27,8 +27,8 @@ _LARGEST = 64 << 20  # bytes: larger files in conda-meta are not read
 
 @dataclass(frozen=True)
 class CondaPackage:
-    """An installed conda package. `depends`: its requirements in conda's syntax; `files`: their paths relative to the
-    environment's folder."""
+    """An installed conda package. `depends`: its requirements in conda's syntax; `files`: the paths of its files,
+    relative to the environment's folder."""
 
     name: str
     version: str
@@ -78,8 +78,8 @@ class EnvironmentManager:
         return names[self.kind]
 
     def pip(self, command: Literal["install", "uninstall"]) -> tuple[str, ...]:
-        """Return the first words of a pip command for this environment, or of `uv pip` if the environment has no
-        pip."""
+        """Return the first words of a pip command for this environment, or of `uv pip` if uv manages the environment or
+        if the environment has no pip."""
         return _pip_words(self.python, command, self.has_pip and self.kind not in ("uv", "uv-project"))
 
 
@@ -201,7 +201,7 @@ def _conda_packages(prefix: Path) -> tuple[CondaPackage, ...]:
 
 
 def _conda_package(file: Path) -> CondaPackage | None:
-    """The package that a file of conda-meta describes; None if the file cannot be read or is invalid."""
+    """The package that a file of conda-meta describes; None if the file cannot be read, is too large or is invalid."""
     try:
         if file.stat().st_size > _LARGEST:
             return None

@@ -176,8 +176,8 @@ def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | N
 
 
 def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupFolder:
-    """Complete a backup after the changes: keep only the distributions and the files of no distribution that changed,
-    with the checksums of the files, and list the added files."""
+    """Complete a backup after the changes: keep only the distributions that changed, and the changed files that belong
+    to no distribution. Record the checksums of the kept files, and list the added files."""
     content, prefix, differs = backup.content, Path(backup.content.prefix), backup_differs(backup)
     changed = {info: files for info, files in content.files.items() if info and any(map(differs, files))}
     # a file that is still the same one cannot be restored: a different program wrote into it
@@ -280,8 +280,8 @@ def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
 
 
 def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
-    """Restore every file of the changed distributions, remove the files that the changes added, and delete the backup.
-    The backup stays if a project file is not restored.
+    """Restore every file of the changed distributions and the changed files that belong to no distribution, remove the
+    files that the changes added, and delete the backup. The backup stays if a project file is not restored.
 
     Returns the names of the restored distributions, and the project files that are not restored because they were
     changed after the repair. Raises HashMismatch, before anything is restored, if a file in the backup has changed.

@@ -102,7 +102,8 @@ def effective_variables(
     """Return LD_LIBRARY_PATH if the loader takes the files of these folders with it, otherwise LD_PRELOAD.
     `without_foreign`: remove the folders with other CUDA libraries from LD_LIBRARY_PATH.
 
-    Raises CheckFailed if neither works: torch's library has a different name, or is linked into torch.
+    Raises CheckFailed if neither works, for example because torch's library has a different name or is linked into
+    torch.
     """
     given = repair_plan.loader_input(held)
     if given is None:

@@ -101,9 +101,10 @@ def _content(file: Path) -> bytes:
 
 
 def _check(name: str, files: Any, paths: Any, plan: Any) -> str:
-    """A digest of the plan and of everything that it was made from: envbuild's own files (by size, inode and times),
-    the names in the folders that decide what a profile's name stands for and which facts apply, the targets of the
-    `paths`, and the content of the `files`. Raises OSError if a file cannot be read."""
+    """A digest of the plan and of everything that it was made from: the working folder, the version of Python,
+    envbuild's own files (by size, inode and times), the names in the folders that decide what a profile's name stands
+    for and which facts apply, the targets of the `paths`, and the content of the `files`. Raises OSError if a file
+    cannot be read."""
     seen = hashlib.sha256(repr((_FORMAT, name, str(Path.cwd()), sys.version)).encode())
     for row in _own_files(str(Path(__file__).parent.parent)):
         seen.update(repr(row).encode())

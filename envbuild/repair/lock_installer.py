@@ -40,7 +40,8 @@ _UV_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_LINK_MODE", "UV_LOCK_TIMEOUT
 @dataclass(frozen=True)
 class InstalledLock:
     """The environment that a lock was installed into. `installed`: the distributions that were missing or had a
-    different version before; `left_out`: extensions, which are compiled only in images."""
+    different version before, or that an interrupted run was installing; `left_out`: extensions, which are compiled only
+    in images."""
 
     profile: str
     lock: str
@@ -232,15 +233,16 @@ def _uv(*words: str) -> None:
 
 
 def _write_constraints(constraints: str, folder: Path) -> None:
-    """Write the locked versions as constraints, and a pip.conf that makes pip use them. No pip.conf if the path has a
-    space."""
+    """Write the locked versions as constraints, and a pip.conf that makes pip use them. The pip.conf is empty if the
+    path has a space."""
     file = folder / "constraints.txt"
     _write(file, constraints)
     _write(folder / "pip.conf", f"[install]\nconstraint = {file}\n" if " " not in str(file) else "")
 
 
 def _write_activation(folder: Path, name: str, variables: Mapping[str, str]) -> None:
-    """Make bin/activate (bash, zsh) set the profile's variables and the constraints for uv."""
+    """Make bin/activate (bash, zsh) set the profile's variables and, unless the path has a space, the constraints for
+    uv."""
     file = folder / "bin" / "activate"
     file_text = file.read_text(encoding="utf-8")
     kept = re.sub(rf"(?ms)^{re.escape(_BEGIN)}.*?^{re.escape(_END)}\n", "", file_text)

@@ -30,7 +30,7 @@ def all_mapped_files(pid: int) -> set[str]:
 
 
 def _is_one_of(file: str, sonames: Collection[str]) -> bool:
-    """Whether a file name belongs to one of the sonames. The version may be longer, and a hash may precede ".so"."""
+    """Whether a file name belongs to one of the sonames. The version may differ, and a hash may precede ".so"."""
     stem = re.sub(r"(-[0-9a-f]{8})?\.so\b.*$", "", file.partition(" (deleted)")[0])
     return ".so" in file and stem in {name.partition(".so")[0] for name in sonames}
 
@@ -47,7 +47,8 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 class LibraryWatch:
-    """Reports each mapped file of each process once, in a thread. `report` receives the process id and the path."""
+    """Reports each mapped file of each process once, in a thread, until _MOST_REPORTS files are reported. `report`
+    receives the process id and the path."""
 
     def __init__(self, sonames: Collection[str], report: Callable[[int, str], None]) -> None:
         self._sonames, self._report = sonames, report

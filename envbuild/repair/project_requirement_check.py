@@ -24,8 +24,8 @@ _PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20}
 
 
 def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, str]:
-    """Return the installed versions by name after the changes, as far as they are known before. `before`: the installed
-    versions."""
+    """Return the installed versions by name after the changes, as far as they are known before. Distributions that the
+    changes remove are included with their present versions. `before`: the installed versions."""
     release = database.torch_release(changes.torch) if changes.torch else None
     bounds = {name: bound for name, bound in release.pins.items() if name in before} if release else {}
     texts = [f"{name}{bound}" for name, bound in bounds.items()]
@@ -41,8 +41,9 @@ def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, s
 
 def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Describe each line in the files of a project folder that excludes a version which the repair installed, with the
-    requirement to write instead, and each line that names a package which the repair removed. `before`, `after`: the
-    installed versions by name."""
+    requirement to write instead, each line that names a package which the repair removed, and each line that names
+    PyTorch's index for the build of the replaced torch; at most _MOST_LINES. `before`, `after`: the installed versions
+    by name."""
     changed = {name: version for name, version in after.items() if before.get(name, version) != version}
     removed = before.keys() - after.keys()
     found: list[str] = []
@@ -127,7 +128,7 @@ def _parsed(text: str) -> Requirement | None:
 
 
 def _old_index(file: Path, text: str, before: str, after: str) -> Iterator[str]:
-    """Describe the line that names PyTorch's index for the build of the replaced torch."""
+    """Describe each line that names PyTorch's index for the build of the replaced torch."""
     label = before.partition("+")[2]
     for number, line in enumerate(text.splitlines(), 1):
         named = _PYTORCH_INDEX.search(line.partition("#")[0])

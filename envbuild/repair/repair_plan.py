@@ -64,7 +64,8 @@ class DiagnosisInput:
 
     @property
     def _repeatable_logs(self) -> tuple[str, ...]:
-        """The paths of the logs. Standard input and the file of a shell's <(...) cannot be read again."""
+        """The paths of the logs. LOG stands for standard input and for the file of a shell's <(...), because these
+        cannot be read again."""
         return tuple("LOG" if log == "-" or log.startswith(("/dev/", "/proc/")) else log for log in self.logs)
 
     @property
@@ -311,8 +312,9 @@ class _Steps:
         yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
 
     def _companions(self, owner: CondaPackage | None) -> tuple[str, ...]:
-        """The requirements for torchvision and torchaudio, except those that a different manager than that of torch
-        installed. `owner`: the conda package of torch."""
+        """The requirements for torchvision and torchaudio, except those that conda installed; none if conda installed
+        torch. Adds a warning for each that was not installed by the same tool as torch. `owner`: the conda package of
+        torch."""
         kept = []
         for text in (*self.changes.companions, *self.changes.rebuilt):
             name = Requirement(text).name
@@ -513,7 +515,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     own = {path for path in planned if planned[path]} | {
         copy.path for pin in changes.pins for copy in held.libraries if copy.distribution == pin.distribution
     }
-    for _ in range(8):  # each round removes one folder, or one preloaded file
+    for _ in range(8):  # each round removes the folders, or the preloaded file, that lead to one library's wrong file
         foreign = next((after[name] for name in libraries if name in after and after[name].path not in own), None)
         left = _without(after_input, foreign) if foreign else None
         if left is None:
@@ -600,7 +602,8 @@ def group_sonames(held: Holdings, library: str, found: Mapping[str, LoadedFile])
 
 
 def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
-    """The files that the wheels of pinned, not yet installed distributions will add."""
+    """The files that the wheels of pinned, not yet installed distributions will add. Only distributions whose
+    names end in -cu12 are considered."""
     found: dict[str, Elf | None] = {}
     folder = _torch_folder(held)
     for pin in changes.pins:

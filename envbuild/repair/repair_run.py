@@ -118,7 +118,8 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
     are restored.
 
     Raises RepairRefused or DiskError before anything changes, also if the environment changed after `held` was read,
-    for example by another repair that this one waited for; RepairFailed if a command fails.
+    for example by another repair that this one waited for; FileError if an earlier repair was interrupted; RepairFailed
+    if a command fails or writes into a file instead of replacing it.
     """
     prefix = plan.manager.prefix
     with process_locks.exclusive_environment(prefix, say):
@@ -253,7 +254,7 @@ def require_probes_passed(run: TestRun, plan: RepairPlan) -> None:
 def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str], list[str]]:
     """Restore the files that the last repair of an environment replaced. Return the restored distributions, and the
     project files that were not restored because they changed after the repair. Raises FileError if there is nothing to
-    undo."""
+    undo, HashMismatch if a file in the backup has changed."""
     with process_locks.exclusive_environment(prefix, say):
         backup = file_backup.latest_backup(prefix)
         if backup is None:

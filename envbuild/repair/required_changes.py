@@ -391,8 +391,9 @@ def _gpu_torch(now: Situation, held: Holdings) -> str | None:
 
 
 def _release_with(pins: Mapping[str, VersionRange], now: Situation) -> str | None:
-    """The next torch release of this CUDA major version that brings fitting library versions; the newest older one if
-    no newer one does. Used if torch bundles its libraries, which separately installed ones would not replace."""
+    """The next torch release of this CUDA major version that brings fitting library versions, has code for the GPUs and
+    runs with the driver; the newest older one if no newer one does. Used if torch bundles its libraries, which
+    separately installed ones would not replace."""
     major = (now.cuda or "").partition(".")[0]
     present = now.torch.partition("+")[0] if now.torch else None
     fits = []
