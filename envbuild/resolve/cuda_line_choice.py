@@ -72,7 +72,8 @@ def choose_line(name: str, lines: Sequence[GpuLine], request: LineRequest) -> Li
     of these decides: the profile's full name, the options, the settings. Otherwise the current line is chosen.
 
     The machine's driver counts only if the option or the setting is `auto`. Raises UsageError if a line does not exist
-    or does not support the driver that an option names; NotProved if no line supports the driver.
+    or does not support the driver that an option names, if the profile's full name and the option select different
+    lines, or if the option is `auto` and no driver is known. Raises NotProved if no line supports the driver.
     """
     driver = request.driver or request.site_driver or request.found
     if request.named:

@@ -81,8 +81,8 @@ def _within(field: str, places: Iterable[str]) -> bool:
 
 
 def _well_formed(merged: Document, malformed: Sequence[Malformed]) -> tuple[Profile, Document] | None:
-    """The profile without its malformed values; a malformed base or Python is replaced by a default. None if the rest
-    is not valid either."""
+    """The profile without its malformed values; a malformed or missing base or Python is replaced by a default. None if
+    the rest is not valid either."""
     rest = merged
     for _ in range(_PASSES):
         rest = yaml_and_project_paths.without(rest, [path for path, _ in malformed])

@@ -25,8 +25,8 @@ def oldest(profile: Profile) -> str | None:
     """The oldest driver on which the image runs: the highest of `minimum_drivers`. None for a CPU profile, and if no
     minimum is known.
 
-    With forward-compatibility libraries, the minimum of torch's CUDA does not count. If the profile sets no minimum
-    either, that of the previous CUDA major version is used. It is only a lower bound, because each of NVIDIA's
+    With forward-compatibility libraries, the minimum of torch's CUDA does not count. If the profile sets no minimum,
+    that of the previous CUDA major version is used instead. It is only a lower bound, because each of NVIDIA's
     compatibility packages has its own list of drivers.
     """
     found = minimum_drivers(profile) if profile.gpus else {}

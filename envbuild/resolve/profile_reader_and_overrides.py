@@ -105,9 +105,10 @@ def _require(
 ) -> list[Fault]:
     """Append a project's requirements to the profile's packages, each with its file and line; return the faults.
 
-    A line is left out, or reduced to the package's name or extras, if the profile compiles the package, or if the line
+    A line is left out, or reduced to the package's name and extras, if the profile compiles the package, or if the line
     contradicts an exact version from --pin or the profile, or a library or companion of the profile's torch. `notes`
-    receives a text about each such line. `constraints` receives the bounds that the file names with -c."""
+    receives a text about each such line. `constraints` receives the bounds that the file names with -c, except those to
+    which this applies."""
     packages = merged.data.setdefault("packages", [])
     python = str(pins.get("python", merged.data.get("python")))
     if not re.fullmatch(r"3\.[0-9]{1,2}", python):  # invalid or missing: a fault that is reported with the profile's
@@ -304,8 +305,8 @@ def _pinned(pins: Mapping[str, str]) -> Document:
 
 
 def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
-    """The profile merged with its parents. Parents given by path must be within `root`; `faults` receives the faults of
-    single keys."""
+    """The profile merged with its parents. A parent given by path must be within `root`. `faults` receives the faults
+    of single keys."""
     return _inherited(yaml_and_project_paths.read(file, faults=faults), file, root, seen, faults)
 
 

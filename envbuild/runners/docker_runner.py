@@ -50,8 +50,9 @@ def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] 
     """Runs the job until it ends or is stopped at its time limit or output limit; the result says which. `on_line`
     receives each complete line of the job's stdout as it arrives.
 
-    Raises EngineError if the container cannot be started. The container is removed afterwards, even after an
-    interruption. Before the job starts, containers that earlier runs left behind are removed.
+    Raises EngineError if the container cannot be started, NotProved if the engine has no GPU, and UsageError if it
+    lacks a requested one. The container is removed afterwards, even after an interruption. Before the job starts,
+    containers that earlier runs left behind are removed.
     """
     sweep_containers(engine)
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"

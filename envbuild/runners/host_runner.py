@@ -67,8 +67,8 @@ def version(python: Path) -> str | None:
 
 
 def run_on_host(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
-    """Runs the job to its end. `on_line` receives each line of the job's stdout. The job's temporary files are removed
-    afterwards.
+    """Runs the job until it ends or is stopped at its time limit or output limit; the result says which. `on_line`
+    receives each line of the job's stdout. The job's temporary files are removed afterwards.
 
     Raises ProcessMissing if the file is not a program.
     """

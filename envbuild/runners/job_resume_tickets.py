@@ -41,7 +41,7 @@ def _file(runner: str, job: str) -> Path:
 
 
 def read(runner: str, job: str) -> Ticket:
-    """Reads the ticket of a job. Raises UsageError if it does not exist."""
+    """Reads the ticket of a job. Raises UsageError if it does not exist or is invalid."""
     hint = "a job can be resumed once, and only by the user who submitted it"
     if not _ID.fullmatch(job):
         raise UsageError(f"{printable(job[:50])!r} is not a job id", hint=hint)

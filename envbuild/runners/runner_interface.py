@@ -49,7 +49,8 @@ class Runner(Protocol):
     def nonce(self) -> str | None: ...
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Runs the job to its end. Nothing of the job remains where it ran, even after an interruption.
+        """Runs the job to its end. Nothing of the job remains where it ran, even after an interruption. Exceptions: on
+        a cluster, a job may remain if its state is unknown, or if the terminal was closed and the job can be resumed.
 
         `where` in the result records where the job ran, for the evidence; it is None if the job ran on this machine.
         Raises RunnerError if the job did not finish, NotProved if the GPU is missing, and EngineError or NetworkError

@@ -81,8 +81,8 @@ _STARTUP = Path(__file__).with_name("standalone_lock_check.py")
 
 
 def render(loaded: LoadedProfile, locked: Lock) -> str:
-    """Render the script. The same lock and self-test give the same bytes. The script is ASCII only, and its code
-    contains nothing from the profile except the name."""
+    """Render the script. The same profile, lock, facts and self-test give the same bytes. The script is ASCII only, and
+    its code contains nothing from the profile except the name."""
     code = _SCRIPT.replace("NAME", loaded.name).replace("LOCK", locked.short)
     document = json.dumps(_document(loaded, locked), sort_keys=True)
     archive = base64.b64encode(selftest_job.selftest_zip()).decode()

@@ -149,7 +149,8 @@ def text_of(run: TestRun) -> str:
 
 
 def read(file: Path) -> Fingerprint:
-    """Read a fingerprint file. Raises FingerprintError with the file, line and field of each fault."""
+    """Read a fingerprint file. Raises FingerprintError with the file and field of each of the first faults, and with
+    their lines if the YAML reader can parse the file."""
     name = yaml_and_project_paths.display(file)
     try:
         with file.open("rb") as stream:

@@ -1,5 +1,5 @@
 """Submits a job to Kubernetes, watches its pod, and reads the pod's log. The job's objects are removed, however the job
-ends.
+ends, unless the state of the job is unknown, or the terminal was closed and the job can be resumed.
 
 If this process is lost, the job can be resumed until the cluster removes the job, an hour after its end.
 """
@@ -62,8 +62,8 @@ class Kubernetes:
         return str(yaml.dump_all((config, work), Dumper=yaml.CSafeDumper, sort_keys=False))
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Implements Runner.run. If the terminal is closed, the job continues, and Interrupted is raised with the
-        command that resumes it."""
+        """Implements Runner.run. If the terminal is closed, a resumable job continues, and Interrupted is raised with
+        the command that resumes it. Other jobs are removed."""
         config, work = job_manifest.render(job, self._site, self._name, self.image)
         if not self._site.registry:
             watch.say(ALONE)

@@ -274,8 +274,8 @@ class Attempt:
         )
 
     def _whole(self, stdout: bytes) -> bool:
-        """Whether the log contains the last frame of the run, and all lines that were forwarded before. The collector
-        of an audit writes a single frame."""
+        """Whether the log contains the last frame of the run, and all lines that were forwarded before. True for a log
+        that exceeds MAX_STDOUT. The collector of an audit writes a single frame."""
         if len(stdout) > MAX_STDOUT:
             return True
         frames = (output_judge.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
