@@ -38,8 +38,8 @@ class CauseLines:
 
 
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
-    """Finds the lines that show the cause, in the order of the log. If there are none, finds the lines that are only
-    hints."""
+    """Finds the first lines that show the cause, at most LINES, in the order of the log. If there are none, finds the
+    lines that are only hints."""
     facts = known.states | known.symptoms
     of_facts = (one for fact, shown in signature.shown_by.items() if fact in facts for one in shown)
     hints_of_facts = (one for fact, shown in signature.hinted_by.items() if fact in facts for one in shown)

@@ -19,7 +19,8 @@ Numbered = tuple[SearchPattern, Mapping[str, str]]
 
 @cache
 def _numbered(of_gpu: bool) -> tuple[Numbered, ...]:
-    """Returns patterns with a group `n`, and the messages by what this group matches, in lower case."""
+    """Returns pairs of a pattern with a group `n`, and a mapping from the text of this group, in lower case, to the
+    message."""
     families = log_signatures.error_families()
     numbers = [(form, row.messages) for row in families for form in (*row.forms, *(row.of_gpu if of_gpu else ()))]
     return (*numbers, *((_name_pattern(tuple(row.names)), _lower(row.names)) for row in families if row.names))
@@ -35,7 +36,7 @@ def _lower(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_patterns(of_gpu: bool) -> Iterator[SearchPattern]:
-    """Returns patterns, of which every line that `named` changes matches at least one. `of_gpu`: whether the log
+    """Returns patterns. Every line that `named` changes matches at least one of them. `of_gpu`: whether the log
     mentions a program that uses GPUs."""
     return (form for form, _ in _numbered(of_gpu))
 

@@ -47,7 +47,7 @@ _EXITS = tuple(
 
 
 def patterns() -> tuple[SearchPattern, ...]:
-    """Returns patterns, of which every line that `rewritten` changes matches at least one."""
+    """Returns patterns. Every line that `rewritten` changes matches at least one of them."""
     return (*_EXITS, *(form for row in log_signatures.system_messages() for form in row.forms))
 
 

@@ -11,9 +11,9 @@ UNPACKED = 2 << 30
 
 _BLOCK = 1 << 14  # if a block is damaged, the data before the damage in this block is lost too
 _MARK, _OF_GZIP = b"\x1f\x8b", 31
-# _ODD: control characters that text does not contain; progress bars contain backspaces. _FEW: the largest share of them
-# in text; of random bytes, 9% are control characters. _SOME: the smallest share of bytes other than NUL in text; in
-# UTF-16 every second byte is NUL.
+# _ODD: control characters that are rare in text; backspaces are not among them, because progress bars contain them.
+# _FEW: the largest share of _ODD in text; of random bytes, 9% are in _ODD. _SOME: the smallest share of bytes other
+# than NUL in text; in UTF-16, every second byte of an ASCII text is NUL.
 _ODD = bytes({*range(32), 127} - {0, *b"\a\b\t\n\v\f\r\x1b"})
 _FEW, _SOME = 0.04, 0.3
 _KINDS = {

@@ -53,7 +53,7 @@ _WRITTEN_ESCAPES = re.compile(
 )
 _WRITTEN_STARTS = (b"^[[", b"1b[", b"1B[", b"033[", b"\\e[", b"\x9b[", b"\xbd[")
 """Control sequences whose escape character a program wrote in another form, such as ^[, \\x1b, \\u001b, or #033
-(syslog); and texts of which each contains one, to find them fast."""
+(syslog); and texts for finding them fast: each such sequence contains one of these texts."""
 _COLOURS = re.compile(rb"\[[0-9]{1,3}(?:;[0-9]{1,3}){0,5}m")
 _COLOUR_ENDS = (b"[0m", b"[00m", b"[39m", b"[0;0m")
 """Colours whose escape character is missing, as in text that was copied from a web page; and the sequences that end a

@@ -32,8 +32,8 @@ def required_texts(pattern: SearchPattern) -> tuple[bytes, ...]:
 
 
 _LEAST, _SHARE, _POSSIBLE = 12, 0.55, 6
-"""The least number of bytes, and share, of a text after which the rest of the text is known. The third number: a
-text that shares at least so many bytes with the end of the line, and has a different rest, prevents the completion."""
+"""The rest of a text is known if the line ends in at least _LEAST bytes and the share _SHARE of the text. A text with a
+different rest prevents the completion if the line ends in at least _POSSIBLE bytes of it."""
 _LETTERS, _SHARE_WITHOUT_LETTERS = 3, 0.8
 """If the line has fewer letters of the unfinished word than the first number, or the rest begins with "_", the second
 replaces _SHARE."""

@@ -116,7 +116,8 @@ def _stacks(log: Log, heads: set[int]) -> Iterator[list[Frame]]:
 
 
 def _frames(log: Log, place: int) -> Iterator[Frame]:
-    """Yields the frames of the stack whose head is the line at `place`, up to the first line that is not a frame."""
+    """Yields the frames of the stack whose head is the line at `place`, up to the first line that is not a frame. But
+    among the first three lines, lines before the first frame and lines that continue a frame are skipped."""
     lines = list(islice(log.lines, place, place + 2 * DEPTH))
     began = False
     for number, line in enumerate(lines):

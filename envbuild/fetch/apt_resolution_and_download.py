@@ -83,7 +83,7 @@ def apt_archives(suite: str) -> list[AptArchive]:
 
 
 def _checked(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """The entries of apt's sources for the host's own release, as (root, pocket): (".../debian-security",
+    """The entries of apt's sources for the host's own release, as (root, pocket), such as (".../debian-security",
     "-security")."""
     codename = _host_codename()
     pattern = re.compile(rf"^'(\S+)/dists/{re.escape(codename)}(-updates|-security)?/InRelease'")

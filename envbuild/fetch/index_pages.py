@@ -31,8 +31,8 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True)
 class Listed:
-    """A file listed by an index. `sha256`, `uploaded`: None if the index does not provide them. `address`: its
-    absolute URL, empty if the index gives only a relative one."""
+    """A file listed by an index, or in a folder of find-links. `sha256`, `uploaded`: None if the index does not provide
+    them. `address`: its absolute URL, empty for a relative URL and for a file in a folder."""
 
     file: str
     sha256: str | None = None

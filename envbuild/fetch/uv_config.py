@@ -108,7 +108,8 @@ def site() -> dict[str, Any]:
 
 
 def _files() -> Iterator[Path]:
-    """The files that uv reads: the one named by UV_CONFIG_FILE, otherwise the user's and the system's."""
+    """The files that uv reads: the one named by UV_CONFIG_FILE, otherwise the user's and the system's. None of them if
+    UV_NO_CONFIG is set."""
     if os.environ.get("UV_NO_CONFIG", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return
     if named := os.environ.get("UV_CONFIG_FILE"):

@@ -598,8 +598,9 @@ def _optional(held: Holdings, changes: Changes) -> Iterator[str]:
 
 
 def _remedy(finding: Finding, held: Holdings) -> str:
-    """Return the finding's remedy; for an extension built against a different torch, add the rebuild command. Torch
-    needs a file that was left behind until a distribution brings the library."""
+    """Return the finding's remedy. For an extension built against a different torch, add the rebuild command. For a
+    file that was left behind, add the installation of the distribution that contains the library, because torch needs
+    the library."""
     if finding.id == "left-behind":
         copy = _leftover_of(finding, held)
         cuda = (held.torch and held.torch.cuda) or ""

@@ -167,7 +167,7 @@ def _accepts(profile: Profile, ids: frozenset[str]) -> bool:
 
 
 def _fitting(gpu: Gpu) -> str:
-    """The releases with code for a GPU: "2.8.0 to 2.10.0"."""
+    """The oldest and the newest release with code compiled for a GPU: "2.8.0 to 2.10.0"."""
     fits = [r.version for r in database.torch_releases().values() if r.kernels(gpu.compute_capability) == "compiled"]
     fits.sort(key=Version)
     return f"{fits[0]} to {fits[-1]}" if fits else "(none is known)"

@@ -63,7 +63,8 @@ UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
 
 def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Object, Object]:
     """Return the ConfigMap and the Job, both with the name `name`. Raises UsageError if the job needs GPUs of several
-    models, if the image is not pinned by digest, or if the self-test is too large for a ConfigMap."""
+    models, if the image is not pinned by digest, if the name is invalid, or if the self-test is too large for a
+    ConfigMap."""
     require_digest(image)
     if not _NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r}")
