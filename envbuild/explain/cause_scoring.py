@@ -1,11 +1,11 @@
 """Scores a cause from the evidence in a log: a sum of weights, which a maintainer can add up by hand. Pure.
 
-If a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence (signatures.yaml),
-also if it is a statement in prose; but then the confidence is at most STATED.
-Such a line also shows the symptom and the operation, so these are not counted again. Otherwise the sum begins with the
-weight of `hint` or `no-line`, and the symptom and the operation add their weights. Each other piece of evidence adds
-its weight (symptoms.yaml): the GPU and versions of the advisory, the innermost frames, and other lines. The sum is the
-log-odds of the confidence.
+If a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence (signatures.yaml).
+If only a statement in prose names the cause, the sum begins in the same way, but the confidence is at most STATED. Such
+a line or statement also shows the symptom and the operation, so these are not counted again. Otherwise the sum begins
+with the weight of `hint` or `no-line`, and the symptom and the operation add their weights. Each other piece of
+evidence adds its weight (symptoms.yaml): the GPU and versions of the advisory, the innermost frames, and other lines.
+The sum is the log-odds of the confidence.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ _LOOK_SECONDS = 1800.0
 def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]) -> Archive:
     """Download an archive and inspect it.
 
-    Raises what fetch_archives raises. Raises ProfileError with the profile's line if the archive has unexpected
-    content, an unsuitable version or a member outside the target folder, or if reading it takes too long.
+    Raises what fetch_archives raises, and HashMismatch if the stored archive has changed. Raises ProfileError with the
+    profile's line if the archive has unexpected content, an unsuitable version or a member outside the target folder,
+    or if reading it takes too long.
     """
     held = sha256_file_store.archive_store()
     if held.holds(wanted.sha256, wanted.name):

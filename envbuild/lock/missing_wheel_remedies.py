@@ -1,5 +1,5 @@
-"""Finds requirements that the index lacks, or has only as source, and says what to do: compile them, or make wheels of
-them."""
+"""Finds requirements that the index lacks, or has only as source, and reports what to do: for example, compile them, or
+make wheels of them."""
 
 from __future__ import annotations
 

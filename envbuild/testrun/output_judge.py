@@ -157,7 +157,7 @@ def _ending(output: RawOutput) -> list[str]:
 def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list[ProbeResult], list[str]]:
     """Return the planned probes, the results, and the errors in the sequence of frames. The first frame must be `start`
     and the last `end`; between them is one for each planned probe, in the planned order. Frames of other kinds, such as
-    `environment`, may stand anywhere between them."""
+    `environment`, may be anywhere between them."""
     kinds = [document.get("kind") for document in documents]
     if not kinds or kinds[0] != "start":
         return [], [], ["the self-test's output contains no frame of this run"]

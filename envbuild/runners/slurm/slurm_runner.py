@@ -155,7 +155,8 @@ class Slurm:
 
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
         """Waits until the outcome of the job's last attempt and the complete stdout are on disk. Raises RunnerError if
-        the job ends without them, and NotProved if Slurm can never start the job."""
+        the job ends without them, if it waits in the queue longer than the setting `queue` allows, or if its state
+        remains unknown. Raises NotProved if Slurm can never start the job."""
         tail, shown, last_query, over_since, silent_since = job_folder_reader.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
