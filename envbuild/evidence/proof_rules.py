@@ -194,13 +194,14 @@ def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
     made = record.selftest
     if made.id == selftest_id():
         return None
-    if made.versions.get(HARNESS) != probe_catalogue_reader.versions()[HARNESS]:
+    present = probe_catalogue_reader.versions()
+    if made.versions.get(HARNESS) != present[HARNESS]:
         return "proved by an older self-test"
     names = [name for name, probe in probe_catalogue_reader.known_probes().items() if probe.within(wanted.level)]
     changed = [
         name
         for name in dict.fromkeys((*names, *wanted.require))
-        if made.versions.get(name) != probe_catalogue_reader.versions()[name]
+        if name not in present or made.versions.get(name) != present[name]
     ]
     return f"proved by an older self-test: {', '.join(changed)} changed since" if changed else None
 

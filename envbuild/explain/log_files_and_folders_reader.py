@@ -42,6 +42,8 @@ def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
             continue
         notes += [f"{_called(file)}: {note}" for note in (part.note, part.cut) if note]
         parts[file] = part
+    if not parts:
+        raise FileError("; ".join((f"no log found in {', '.join(names)}", *notes)), hint=_NAME_A_LOG)
     log = log_reader_and_search.join_logs(parts.values())
     if log.empty and not any(part.note for part in parts.values()):
         name = _called(files[0]) if len(files) == 1 else "each of these files"

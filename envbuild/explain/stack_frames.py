@@ -116,8 +116,8 @@ def _stacks(log: Log, heads: set[int]) -> Iterator[list[Frame]]:
 
 
 def _frames(log: Log, place: int) -> Iterator[Frame]:
-    """Yields the frames of the stack whose head is the line at `place`, up to the first line that is not a frame. But
-    among the first three lines, lines before the first frame and lines that continue a frame are skipped."""
+    """Yields the frames of the stack whose head is the line at `place`, up to the first line that is not a frame.
+    Up to three lines before the first frame, and lines that continue a frame, are skipped."""
     lines = list(islice(log.lines, place, place + 2 * DEPTH))
     began = False
     for number, line in enumerate(lines):
@@ -126,7 +126,7 @@ def _frames(log: Log, place: int) -> Iterator[Frame]:
             text = f"{text} {lines[number + 1].text.strip()}"
         frame = _frame(text, line)
         if frame is None:
-            if (began and not _MORE.match(text)) or number > 2:
+            if not _MORE.match(text) if began else number > 2:
                 return
             continue
         if began and _INNERMOST.match(text):  # the next stack begins

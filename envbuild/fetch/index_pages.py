@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -82,7 +83,8 @@ def _links(place: str, name: str) -> Iterable[Listed]:
 def _local(place: str) -> Path | None:
     parts = urllib.parse.urlsplit(place)
     if parts.scheme in ("", "file"):
-        return Path(urllib.request.url2pathname(parts.path) if parts.scheme else place).expanduser()
+        path = urllib.request.url2pathname(parts.path) if parts.scheme else place
+        return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises an error for an unknown ~user
     return None
 
 

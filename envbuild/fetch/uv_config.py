@@ -85,7 +85,8 @@ def rooted(place: str, folder: Path) -> str:
     name, address = re.fullmatch(r"([A-Za-z0-9_.-]+=)?(.*)", place, re.DOTALL).groups("")  # type: ignore[union-attr]
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", address):
         return place
-    return f"{name}{os.path.normpath(folder / Path(address).expanduser())}"
+    path = os.path.expanduser(address)  # noqa: PTH111 - Path.expanduser raises an error for an unknown ~user
+    return f"{name}{os.path.normpath(folder / path)}"
 
 
 def site() -> dict[str, Any]:

@@ -488,7 +488,8 @@ def _conda_allows(bounds: str, version: str) -> bool:
     """Whether a version fits conda's bounds. Bounds in a syntax that pip does not share count as fitting."""
     text = bounds.partition(" ")[0]
     if re.fullmatch(r"[0-9.]+(\.\*)?", text):
-        return version.startswith(text.removesuffix("*").removesuffix("."))
+        begin = text.removesuffix("*").removesuffix(".")
+        return version == begin or version.startswith(f"{begin}.")
     try:
         return SpecifierSet(text).contains(version)
     except InvalidSpecifier:

@@ -402,6 +402,13 @@ def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
     assert state(locked, level="quick", require=("conv",))[1] == "proved by an older self-test: conv changed since"
 
 
+@pytest.mark.parametrize("version", [1, None])
+def test_a_required_probe_that_this_selftest_lacks_proves_nothing(locked: Lock, version: int | None) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest=older(**{"new.probe": version})))
+    reason = "proved by an older self-test: new.probe changed since"
+    assert state(locked, level="quick", require=("new.probe",)) == ("stale", reason)
+
+
 @pytest.mark.parametrize(
     ("level", "required", "expected"),
     [

@@ -64,6 +64,13 @@ def test_an_empty_folder_is_reported(tmp_path: Path) -> None:
     assert done.code == 3 and "no file found in" in done.stderr
 
 
+def test_a_folder_without_a_log_is_reported_with_what_it_has_instead(tmp_path: Path) -> None:
+    (tmp_path / "core.4711").write_bytes(b"\x7fELF" + bytes(4000))
+    done = envbuild("explain", str(tmp_path))
+    assert done.code == 3 and f"no log found in {tmp_path}" in done.stderr
+    assert "core.4711 is skipped: it is a program, a library or a core dump" in done.stderr
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_gzip_files_are_unpacked_under_any_name(tmp_path: Path, parts: int) -> None:
     raw = b"".join(gzip.compress(f"line {part}\n".encode()) for part in range(parts))

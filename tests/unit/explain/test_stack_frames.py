@@ -38,6 +38,11 @@ def causes(text: str) -> list[str]:
             "#0  0x00007f n/a (libnccl.so.2 + 0x1234)\n#1  0x00007f n/a (libc.so.6 + 0x9)\n",
             "nccl",
         ),
+        (
+            FPE + "#0  0x1 in raise ()\n   from /lib/libc.so.6\n#1  0x2 in abort ()\n   from /lib/libc.so.6\n"
+            "#2  0x3 in ?? ()\n   from /v/nvidia/cublas/lib/libcublasLt.so.12\n",
+            "cublas",
+        ),
         (FPE + "#0  0x1 in decode_frame () from /usr/lib/libavcodec.so.58\n", stack_frames.OTHER),
     ],
 )  # fmt: skip

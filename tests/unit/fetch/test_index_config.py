@@ -134,6 +134,12 @@ def test_folders_of_both_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert configured(monkeypatch, "global.find-links='/pip'") == {"UV_FIND_LINKS": "/uv,/pip"}
 
 
+def test_a_folder_of_an_unknown_user_has_no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip ignores it too."""
+    configured(monkeypatch, "global.find-links='~nobody-here/wheels'")
+    assert [item for item in index_pages.listed_files("torch") if not item.address] == []
+
+
 def test_the_certificate_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/own.pem")
     assert configured(monkeypatch, "global.cert='/pip.pem'") == {}
