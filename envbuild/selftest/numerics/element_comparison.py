@@ -17,8 +17,9 @@ class Worst:
 
     `error` and `bound`: the error and the tolerance of the worst element. `where`: its index. `wrong`: the number of
     elements whose error exceeds their tolerance, of `count` elements. `beyond_rounding`: the largest (error - rounding)
-    / (tolerance - rounding) of all elements, where rounding is the error of rounding the exact result once. It is above
-    1 if an element is wrong. `pattern`: what the wrong elements have in common.
+    / (tolerance - rounding) of all elements, where rounding is the largest error of rounding the exact result once. It
+    is above 1 if an element is wrong whose tolerance is above this error. `pattern`: what the wrong elements have in
+    common.
     """
 
     error: float
@@ -50,8 +51,9 @@ _SMALLEST = 2.0**-1022  # smallest divisor, which avoids a division by 0
 def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> Worst:
     """Compare `got` with `expected` and find the element with the largest error / bound.
 
-    Without `bound`, any difference is wrong, and the element with the largest error is the worst one. An element that
-    is unexpectedly NaN or infinite is always the worst one, because its error is NaN or infinite.
+    Without `bound`, any difference is wrong, and the element with the largest error is the worst one. For an element
+    that is unexpectedly NaN or infinite, error / bound counts as infinite. The first of several such elements is the
+    worst one. Raises ValueError if the shapes differ.
     """
     expected = expected.to(torch.float64)
     values = got.detach().to("cpu").to(torch.float64)
@@ -117,7 +119,7 @@ def _first(x: torch.Tensor) -> float:
 def _beyond_rounding(error: torch.Tensor, bound: torch.Tensor, once: torch.Tensor) -> float:
     """Return the largest (error - once) / (bound - once), or 0 if no error exceeds `once`. Overwrites `error`.
 
-    The result is infinite if an error is NaN, or if an error exceeds a bound that is not larger than `once`.
+    The result is infinite if an error is NaN, or if an error exceeds `once` where the bound is not larger than `once`.
     """
     left = (bound - once).clamp_(min=_SMALLEST)
     share = float(error.sub_(once).div_(left).max())

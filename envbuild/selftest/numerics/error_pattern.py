@@ -1,4 +1,4 @@
-"""Describes what wrong elements have in common: their positions, their bits, and the likely kind of fault.
+"""Describes wrong elements: their common positions, the bits of one of them, and the likely kind of fault.
 
 All functions are pure.
 """
@@ -11,8 +11,8 @@ import torch
 
 _TILES = (256, 128, 64, 32, 16)  # sizes, in elements, of the blocks into which kernels split their work
 _PERIODS = (*_TILES, 8, 4, 2)
-_LITTLE = 2.0**-6  # a relative error that sums accumulated in float16 or bfloat16 do not exceed
-_MOST = 0.9  # a kind of fault is named if this share of the wrong elements shows it
+_LITTLE = 2.0**-6  # the largest relative error that counts as "a little off"
+_MOST = 0.9  # the share of the wrong elements that must show a kind of fault, unless all must show it
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
@@ -27,7 +27,10 @@ def describe(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, wor
 
 
 def _places(wrong: torch.Tensor) -> Iterator[str]:
-    """Yield a text for each dimension in which all wrong elements are in one slice, or in regularly spaced slices."""
+    """Yield a text for each dimension in which all wrong elements are in one slice, or in regularly spaced slices.
+
+    A single wrong element is described only in dimensions in which it is at the edge of a tile or the last one.
+    """
     single = int(wrong.sum()) == 1
     for dimension, size in enumerate(wrong.shape):
         others = [other for other in range(wrong.dim()) if other != dimension]

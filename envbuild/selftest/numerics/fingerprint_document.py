@@ -61,7 +61,7 @@ def write(made: Mapping[str, Any], file: str | Path) -> None:
 def flags() -> list[str]:
     """Return the enabled torch settings that affect the precision or the order of operations.
 
-    Settings that this torch version does not have are left out.
+    Settings that torch cannot report are left out: it does not have them, or they were changed through a replacement.
     """
     found = []
     for name, ask in _FLAGS.items():

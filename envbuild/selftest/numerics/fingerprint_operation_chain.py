@@ -1,7 +1,8 @@
 """The chain of operations that a fingerprint runs, which are those of a small video model.
 
 Every operation takes the output of the previous operation. Weights and the first input are hashes of counters, scaled
-by powers of two and rounded to the dtype. Therefore they are the same on every machine.
+by powers of two and rounded to the dtype; to the weights of norms, 1 is added. Therefore they are the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class Op:
     """An operation of the chain.
 
     `run(x, *weights)` calls torch as a model does. `exact(arithmetic, x, *weights)` computes the float64 reference.
-    `weights` are float32 on the host. If `run` is a function of torch, it is the one that torch has when the chain is
-    built.
+    `weights` are float32 on the host. A `run` that is itself a function of torch is looked up when the chain is built.
     """
 
     name: str

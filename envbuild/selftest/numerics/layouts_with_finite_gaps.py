@@ -1,5 +1,5 @@
-"""Copies tensors to different memory layouts. The gaps between elements hold large numbers, so that the result is wrong
-if a kernel adds an element of a gap.
+"""Copies tensors to different memory layouts. The gaps between elements hold large numbers (77 in integer and complex
+tensors), so that the result is wrong if a kernel adds an element of a gap.
 
 The numbers are finite, because oneDNN's kernel for products of bfloat16 matrices on AMX (torch 2.13; seen with 40 x 136
 by 136 x 40) reads beyond the rows of a matrix with gaps. The kernel multiplies what it reads there by 0, but 0 times
@@ -21,7 +21,10 @@ _APART = 3  # elements between two rows, or rows between two matrices
 
 
 def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a copy of the tensor in this layout. Raises ValueError for an unknown layout."""
+    """Return the tensor in this layout: a copy, unless a contiguous layout is asked for that it already has.
+
+    Raises ValueError for an unknown layout.
+    """
     if layout == "contiguous":
         return x.contiguous()
     if layout in ("transposed", "columns apart"):

@@ -10,7 +10,10 @@ import torch
 
 
 def with_nan_gaps(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a copy of `values` in a layout of LAYOUTS, on the same device. Raises KeyError for an unknown layout."""
+    """Return `values` in a layout of LAYOUTS, on the same device. Raises KeyError for an unknown layout.
+
+    Layouts without gaps return `values` itself if it already has the layout.
+    """
     return LAYOUTS[layout](values)
 
 

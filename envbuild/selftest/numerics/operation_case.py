@@ -17,12 +17,12 @@ _NO_ERROR = torch.zeros((), dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Case:
-    """A test case: each result of `run(*given)` must be within the tolerance of the result of `exact(*given)` that has
-    the same name.
+    """A test case: for each result of `exact(*given)`, the result of `run(*given)` with the same name must be within
+    its tolerance.
 
-    `given` is on the host. `run` receives copies on the device. `exact` receives copies on the host, in which all
-    floating-point numbers are float64. For the fixed cases, tests/selftest/numerics/test_operation_case.py checks that
-    a change of one input element changes a result beyond its tolerance.
+    `given` is on the host. `run` receives it on the device. `exact` receives it on the host, with all floating-point
+    numbers converted to float64. For the fixed cases, tests/selftest/numerics/test_operation_case.py checks that a
+    change of one input element changes a result beyond its tolerance.
     """
 
     name: str
@@ -48,7 +48,7 @@ def worst(got: Mapping[str, torch.Tensor], expected: Mapping[str, Exact]) -> dic
 
 def check(context: Context, case: Case, may_refuse: Refusal = is_unsupported) -> None:
     """Run a case on the context's device, record a figure for each result, and record a fault for each result that
-    exceeds its tolerance."""
+    exceeds its tolerance. If `may_refuse` recognises an error as a missing kernel, no result is recorded."""
     label = f"{short_name(case.dtype)} {case.name}"
     given = [values.to(context.device) for values in case.given]
     with context.step(label, may_refuse) as step:

@@ -25,8 +25,9 @@ SAMPLES = 8
 def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, Any]:
     """Return statistics of an output that need no reference.
 
-    `fed`: the number of NaN or +inf elements in the inputs. The result contains `samples` values of the output, at
-    evenly spaced positions that depend only on the number of elements.
+    `fed`: the number of NaN or +inf elements in the inputs. The result contains up to `samples` values of the output,
+    at evenly spaced positions that depend only on `samples` and the number of elements. "rms" and "peak" are those of
+    the finite elements.
     """
     got = got.detach().to("cpu")
     wide = got.to(torch.float64).reshape(-1)
@@ -91,7 +92,7 @@ def _against(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> dic
 
 
 def _ratios(error: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Return error / bound of each element. It is infinite for a NaN error, and for any error where the bound is 0."""
+    """Return error / bound of each element. It is infinite for a NaN error, and if only the bound is 0."""
     ratio = torch.where(error == 0, torch.zeros_like(error), error / bound)
     return torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
 
@@ -128,7 +129,8 @@ def histogram(values: torch.Tensor) -> dict[str, int]:
 def relative_error(got: torch.Tensor, exact: torch.Tensor) -> float | str:
     """Return the root mean square of the error divided by the root mean square of the exact values.
 
-    The result is "nan" if an exact value is not finite or a computed value is NaN.
+    The result is "nan" if an exact value is not finite. A computed NaN also gives "nan", or "inf" if all exact values
+    are 0.
     """
     exact = exact.to(torch.float64)
     error, size = float((got.to(torch.float64) - exact).norm()), float(exact.norm())

@@ -49,7 +49,8 @@ class Operation:
 class Sample:
     """The points of an operation that a run tests.
 
-    `covered`: the number of pairs of values that occur in these points. `of`: the number of all possible pairs.
+    `of`: the number of possible pairs of values that `all_pairs` found. `covered`: how many of them occur in these
+    points.
     """
 
     points: tuple[Point, ...]
@@ -61,7 +62,7 @@ def sample(operation: Operation, count: int, seed: int) -> Sample:
     """Select `count` points. Each is the one of _CANDIDATES random points that covers the most pairs not yet covered.
 
     When all pairs are covered, further points are random. The result depends only on the operation, `count` and `seed`.
-    Raises ValueError if no possible point is found.
+    Raises ValueError if _DRAWS random points in succession are not possible.
     """
     numbers = random.Random(f"{operation.name} {seed}")
     left = all_pairs(operation)

@@ -10,7 +10,7 @@ instead of rounding (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of 
 `make pretend` emulates the tensor cores of every generation from Volta to Blackwell (tests/pretend/sweep.py), with
 inputs uniform in [0, 1) and k = 64..16384. Their error is at most 0.41 of the tolerance `gemm` and 0.57 of the
 tolerance `fp8`, where the rounding of the result is subtracted from both the error and the tolerance. If sums are kept
-in half precision, the error exceeds the tolerance.
+in half precision, the error exceeds the tolerance; `fp8` describes an exception.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ KNOWN_FAULTS = (
             "rank": (2,),
             "kernel": ((1, 1, 1),),
             "stride": ((2, 2, 2), (3, 3, 2), (2, 1, 1), (1, 2, 3)),
-            "groups": ("one", "depthwise", "depthwise twice"),  # depthwise: the fault needs one channel in total
+            "groups": ("one", "depthwise", "depthwise twice"),  # depthwise: only with one channel in total
             "input": ("channels last", "channels last apart"),
             "dtype": (torch.float32, torch.bfloat16),
         },

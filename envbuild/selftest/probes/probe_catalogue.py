@@ -1,7 +1,7 @@
-"""Every probe, in the order in which the probes run.
+"""Every probe, in the order in which the probes start.
 
-Up to six probes run at a time. The longest probes come early, because at the end they would run alone. Probes that must
-run alone are listed one after another, because all other probes wait while they run.
+Up to six probes run at a time. In each level, long ones of these come early, because at the end they would run alone.
+Most probes that must run alone are listed next to each other, because all other probes wait while they run.
 """
 
 from __future__ import annotations

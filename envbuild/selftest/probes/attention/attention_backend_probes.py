@@ -36,7 +36,7 @@ SHORT, LONG, LONG_CPU = 128, 2925, 365  # 2925 occurs in a video model; LONG and
 HEADS, HEADS_FEW = 2, 1
 PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
 LARGE = 40.0
-# queries in a kernel's smallest tile; approximate number of queries of a long case compared with float64
+# queries in a kernel's smallest tile; approximate number of evenly spaced queries in `sampled_queries`
 TILE, SAMPLES = 64, 48
 
 
@@ -113,8 +113,8 @@ def attention_shapes(context: Context) -> Iterator[AttentionCase]:
 
 
 def attention_inputs(case: AttentionCase) -> Inputs:
-    """Return q and k in [-1, 1) and v in [0, 1), with the special values of the problems filled in. All values are
-    hashes of counters."""
+    """Return q and k in [-1, 1] and v in [0, 1], rounded to the case's dtype, with the special values of the problems
+    filled in. All other values are hashes of counters."""
     return _rounded(case.dtype, case.shape)
 
 
@@ -149,8 +149,8 @@ def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
 
 def sampled_queries(length: int) -> torch.Tensor:
     """Return the queries of the random problem whose output is computed in float64. For a short case these are all
-    queries. For a long case they are the first and last ones, both sides of tile edges, and others in between. The
-    other three problems are checked for every query."""
+    queries. For a long case they are the first one, the last two, both sides of every fourth tile edge, and evenly
+    spaced others. The other three problems are checked for every query."""
     if length <= SHORT:
         return torch.arange(length)
     edges = [place for tile in range(TILE, length, 4 * TILE) for place in (tile - 1, tile)]
@@ -183,7 +183,10 @@ def shared_attention(case: AttentionCase, data: Inputs) -> tuple[torch.Tensor, f
 
 
 def check_backend(context: Context, backend: str) -> None:
-    """Check one backend: "math", "flash", "efficient" or "cudnn". Raises Skip if torch cannot select it."""
+    """Check one backend: "math", "flash", "efficient" or "cudnn".
+
+    Raises Skip if torch cannot select the backend, or if the backend supports no case on this device.
+    """
     if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
         raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
     context.traits["torch"] = str(torch.__version__)
@@ -299,8 +302,8 @@ def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 def _random_bound(
     context: Context, backend: str, case: AttentionCase, data: Inputs, reference: torch.Tensor, logit: float
 ) -> float:
-    """Return twice the error of the math path in the same precision, but at least the floor and at most the cap of the
-    rounding errors."""
+    """Return the tolerance for the random problem: twice the error of the math path in the same precision, but at least
+    the floor and at most the cap of the rounding errors. For the math path itself, it is the cap."""
     cap = tolerances.attention_cap(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
     if backend == "math":
         return cap

@@ -108,8 +108,8 @@ def gradient_cases(on_cpu: bool) -> Iterator[GradientCase]:
 
 
 def gradient_inputs(case: GradientCase) -> GradientInputs:
-    """Return q and k in [-1, 1), v in [0, 1) and the gradient of the output in [-1, 1), with the special values of the
-    problems filled in."""
+    """Return q and k in [-1, 1], v in [0, 1] and the gradient of the output in [-1, 1], rounded to the case's dtype,
+    with the special values of the problems filled in."""
     return GradientInputs(
         *(values.to(case.dtype) for values in _values(case.heads, case.queries, case.keys, case.depth))
     )
@@ -140,9 +140,9 @@ def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients
     With the weights P, dP = dO V^T and D = the row sums of P dP (elementwise): dS = P (dP - D), and the gradients are
     dS K / sqrt(d), dS^T Q / sqrt(d) and P^T dO.
 
-    In the spreads, |dP| + |dO| |V| + |D| + P |dO| |V| replaces dP - D, where |dO| |V| is the root of the sum of
-    squares. An error of D shifts a whole row of dS. Its effect on the gradient of q is therefore a signed sum over K,
-    not a root of squares.
+    In the spreads, |dP| + |dO| |V| + |D| + the row sums of P |dO| |V| replaces dP - D, where |dO| |V| is the root of
+    the sum of squares. An error of D shifts a whole row of dS. Its effect on the gradient of q is therefore a signed
+    sum over K, not a root of squares.
     """
     q, k, v, grad = (values.to(torch.float64) for values in (given.q, given.k, given.v, given.grad))
     scale = 1 / math.sqrt(case.depth)
@@ -231,8 +231,12 @@ def _compare(
 
 
 def _limits(context: Context, case: GradientCase, known: ExactGradients, plain: Three | None) -> Three:
-    """Return the tolerance of each gradient element. The tolerance is twice the error of `plain` (the gradients of the
-    math path in the same precision), but at least the floor and at most the cap. Without `plain`, it is the cap."""
+    """Return the tolerance of each gradient element.
+
+    `plain`: the gradients of the math path in the same precision. The tolerance is the floor times a factor that is the
+    same for a whole gradient of a problem. The factor is twice the largest error of `plain` relative to the floor, but
+    at least 1, and the tolerance is at most the cap. Without `plain`, the tolerance is the cap.
+    """
     length, tf32 = max(case.queries, case.keys), context.job.allow_tf32
     floors, caps = (
         torch.tensor([form(case.dtype, logit, case.depth, length, tf32) for logit in known.logits], dtype=torch.float64)

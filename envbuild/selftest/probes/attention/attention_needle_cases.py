@@ -5,11 +5,11 @@ with small differences between the keys. The query is 16 times the code of its c
 the score of a full match. So the keys of that class have scores between -4 and 4. The score of any other key is so much
 lower that its weight is lost in rounding.
 
-The result of a query therefore depends on a handful of keys, on each of them by more than the tolerance. Every key is
-in the class of some query (with local masks, nearly every key).
-tests/selftest/probes/attention/test_attention_needle_cases.py checks both statements for every case. Thus the
-comparison detects a key that is not read, is read twice, comes from a different tile or head, or is shown or hidden by
-mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like a match.
+The result of a query therefore depends on a handful of keys, on each of them by more than the tolerance. At every
+position, the key of some sample and head is in the class of some query (with local masks or a single query, at most
+positions). tests/selftest/probes/attention/test_attention_needle_cases.py checks both statements for every case. Thus
+the comparison detects a key that is not read, is read twice, comes from a different tile or head, or is shown or hidden
+by mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like a match.
 
 Neighbouring keys share a class, so that causal and local masks are tested on both sides of their edge. Scores rise
 along the keys: the largest come last, so that an online softmax must rescale its partial sums. In every eighth column
@@ -99,7 +99,7 @@ class NeedleCase:
 
     @property
     def classes(self) -> int:
-        """The number of classes. Each class has at least four keys, and some query looks for it."""
+        """The number of classes. Each class has at least four keys, and usually some query looks for it."""
         return min(self.keys // 4, max(self.heads, self.queries * self.heads // 8))
 
     @property
@@ -141,9 +141,9 @@ def needle_cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, t
 
 
 def varied(index: int) -> NeedleCase:
-    """Return the case with this index. The lists of values have lengths without common factors, so that all pairs of
-    values occur soon. The layouts are shifted by one after each pass through DEPTHS, because both lengths are multiples
-    of 4."""
+    """Return the case with this index. The lists of values, except LAYOUTS, have lengths without common factors, so
+    that all pairs of values occur soon. The layouts are shifted by one after each pass through DEPTHS, because both
+    lengths are multiples of 4."""
     heads, groups = HEADS[index % len(HEADS)]
     queries, keys = LENGTHS[index % len(LENGTHS)]
     depth, mask = DEPTHS[index % len(DEPTHS)], MASKS[index % len(MASKS)]
@@ -272,7 +272,7 @@ def _wanted(case: NeedleCase, low: torch.Tensor, high: torch.Tensor) -> torch.Te
 
 def _mask(case: NeedleCase, low: torch.Tensor, high: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | None:
     """Return a boolean mask of (queries, keys) or (batch, 1, 1, keys), or an additive mask of (1, heads, queries,
-    keys), or None. The additive mask contains multiples of 1/8 in [-1, 1), and -inf at one in four positions."""
+    keys), or None. The additive mask contains multiples of 1/8 in [-1, 1), and -inf at about one in four positions."""
     if case.mask == "window":
         places = torch.arange(case.keys)
         return (places >= low[0, :, None]) & (places < high[0, :, None])

@@ -7,8 +7,8 @@ nearest to a position that moves from query to query. The keys of that class hav
 edge of a mask. If there are many keys for few queries, the variants repeat.
 
 Only elements that affect the result in every dtype are inputs of a case. These are the queries that see all variants of
-their class, the keys and values that some query looks for, and the elements of an additive mask for these pairs. All
-other elements are constants of the call.
+their class, the keys and values that some query looks for, the gradients of the output for queries that see a key, and
+often the elements of an additive mask for pairs of such queries and keys. All other elements are constants of the call.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MOST = 200_000  # maximum number of elements of all inputs and scores of a case
 SCATTERED, LATE, FLAT, HIGH, LOW = "scattered", "late", "flat", "near 100", "near -100"
 SCORES = (SCATTERED, LATE, FLAT, HIGH, LOW)  # with FLAT, all keys belong to one class
 OFFSET = 100.0  # the exponential of a score above 100 exceeds float32's range
-VARIANTS = 4  # variants of a class's code: two pairs; the two variants of a pair differ in every column
-# the lowest score of a key of the class, and how much each differing element adds to the score
+VARIANTS = 4  # variants of a class's code: two pairs; the variants of the first pair differ in every column
+# approximately: the lowest score of a key of the class, and the least that `Call.element` may be
 MATCH, ELEMENT = 8.0, 0.25
 SPREAD, SPREAD_FLAT = 0.7, 0.2  # approximate spread of the scores within a class
 # by dtype, the maximum number of queries per class of keys, because the gradient of a key is a sum over these queries
@@ -390,9 +390,10 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
 
 
 def _preferred(call: Call) -> torch.Tensor:
-    """Return the position near which each query looks for a key, (heads, queries). Every second query counts back from
-    the last key. The positions are thus spread from the first to the last key. If there are as many keys as queries,
-    about a quarter of the positions are those of keys that a causal mask hides from the query."""
+    """Return the position near which each query looks for a key, (heads, queries). Of the queries that share a head of
+    keys, every second one counts back from the last key. The positions are thus spread from the first to the last key.
+    If there are as many keys as queries, about a quarter of the positions are those of keys that a causal mask hides
+    from the query."""
     each = call.heads // call.groups
     row = torch.arange(call.queries) * each + torch.arange(call.heads)[:, None] % each
     forward = row * call.keys // call.rows
@@ -400,8 +401,8 @@ def _preferred(call: Call) -> torch.Tensor:
 
 
 def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return 0 or 1 for each element of the keys' variants. In each variant half of the elements are 1, so all variants
-    would have the same score. Some elements of the second pair of variants are therefore flipped."""
+    """Return 0 or 1 for each element of the keys' variants. In each variant about half of the elements are 1, so all
+    variants would have about the same score. Some elements of the second pair of variants are therefore flipped."""
     column = torch.arange(call.depth)
     first, second = column % 2, column // 2 % 2
     regular = torch.stack((first, 1 - first, second, 1 - second)).to(torch.float32)
@@ -450,8 +451,8 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-    """Return the output with all gradients, and the output computed without gradients. A call with different values and
-    a different scale comes first, so that state kept from an earlier call is detected."""
+    """Return the output with all gradients, and the output computed without gradients. A call with different values,
+    and with a different scale if the call has one, comes first, so that state kept from it is detected."""
     tensors = problem.filled(given)
     leaves = [_laid_out(tensors[name], call.layout) for name in "qkv"]
     grad = _laid_out(tensors["grad"], call.gradient_layout)

@@ -45,8 +45,9 @@ def _possible(point: Point) -> bool:
 
 
 def case(point: Point, seed: int, tf32: bool) -> Case:
-    """Build the case for one combination of parameter values (`point`). The inputs are integers. The weights are +-1
-    times a power of two that keeps the projections near 1."""
+    """Build the case for one combination of parameter values (`point`). Queries and keys are integers, biases are
+    multiples of 1/4, and added masks are multiples of 1/2. The weights are +-1 times a power of two that keeps the
+    projections near 1."""
     width, batch, queries, keys = _sizes(point)
     own = point["keys"] == "its own"
     scale = 2.0 ** -round(math.log2(1.6 * math.sqrt(width)))
@@ -58,8 +59,8 @@ def case(point: Point, seed: int, tf32: bool) -> Case:
         *([hashed_inputs.whole((3, width), 8 * seed + 4, 2) / 4] if point["bias"] else []),
         *([hashed_inputs.whole((queries, keys), 8 * seed + 5, 2) / 2] if point["mask"] == "added" else []),
     ]
-    # With self-attention and padding, the first key is hidden in every second sample. It still affects the results, as
-    # a query.
+    # With padding, self-attention, several samples and no causal mask, the first key is hidden in every second sample.
+    # It still affects the results, as a query.
     hidden = torch.zeros(batch, keys, dtype=torch.bool)
     if point["padding"] and own and batch > 1 and point["mask"] != "causal":
         hidden[::2, 0] = True

@@ -63,10 +63,10 @@ def _strided(kernel: int, stride: int, padding: int) -> dict[str, Any]:
     return {"kernel": (kernel,) * 3, "stride": (stride,) * 3, "padding": padding}
 
 
-# Layers of models whose kernels, strides, dilations or groups are outside SPACE: two-dimensional layers (images) first,
-# then one-dimensional (sound, text) and three-dimensional ones. The values replace those of _LAYER. Depthwise kernels
-# are at most 27 wide. From width 31 on, with channels last and bfloat16, oneDNN (torch 2.13) does not return on a
-# processor with AVX512_BF16.
+# Layers of models. Most have kernels, strides, dilations or groups outside SPACE. Two-dimensional layers (images) come
+# first, then one-dimensional (sound, text) and three-dimensional ones. The values replace those of _LAYER. Depthwise
+# kernels are at most 27 wide. From width 31 on, with channels last and bfloat16, oneDNN (torch 2.13) does not return on
+# a processor with AVX512_BF16.
 LAYERS: Mapping[str, Mapping[str, Any]] = {
     "patches of 16": {**_strided(16, 16, 0), "channels": 3, "filters": 24, "length": 53},
     "patches of 14": {**_strided(14, 14, 0), "channels": 3, "filters": 40, "length": 43},
@@ -172,7 +172,7 @@ class ConvShape:
 
     @property
     def products(self) -> tuple[int, int]:
-        """How many products are summed to an element of the small tensor, and how many to an element of the large
+        """The largest number of products summed to an element of the small tensor, and to an element of the large
         tensor."""
         return self.channels * math.prod(self.kernel), self.filters * math.prod(self.kernel)
 

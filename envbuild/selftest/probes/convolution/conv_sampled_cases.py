@@ -272,9 +272,9 @@ def _exact(
 
 
 def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, rounded: bool) -> dict[str, Sums]:
-    """Return each result, with the number of products in one of its elements. For the bias gradient also return the sum
-    of each image if torch adds these sums in the dtype of the result. Its own CPU kernel for dilated convolutions does
-    so (`rounded`)."""
+    """Return each result, with the largest number of products in one of its elements. For the bias gradient also return
+    the sum of each image if torch adds these sums in the dtype of the result. Its own CPU kernel for dilated
+    convolutions does so (`rounded`)."""
     x, w = _whole(given[0], what), given[1]
     output = spread_windows(what, x, w) if what.transposed else sum_windows(what, x, w)
     if has_bias(point):

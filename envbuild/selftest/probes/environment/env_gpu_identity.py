@@ -18,7 +18,8 @@ _MIG = " MIG "  # in a slice's name, between the GPU's name and the MIG profile:
 def env_identity(context: Context) -> None:
     """env.identity: every visible GPU has the expected name, compute capability and SM count, and is not a MIG slice.
 
-    If no name is expected, all GPUs must have the same. For a GPU model unknown to the facts, only the name is checked.
+    If no name is expected, all GPUs must have the same, and MIG slices are allowed. The SM count of a slice is not
+    checked. For a GPU model unknown to the facts, neither compute capability nor SM count is checked.
     """
     context.step("the visible GPUs")
     cards = []

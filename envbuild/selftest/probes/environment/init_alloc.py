@@ -22,7 +22,7 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.nvidia.gpu_telemetry import Gpus
 from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
 
-HELD = 0.9  # share of the free memory that the probe allocates
+HELD = 0.9  # share of the free memory that the probe allocates; less on a GPU if ROOM requires it
 TOGETHER = 8  # number of processes
 ROOM = 512 << 20  # bytes left for each process on a GPU, for the libraries that cuBLAS loads with its handle
 CPU_MEMORY = 512 << 20  # bytes of address space for each process
@@ -33,14 +33,14 @@ EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 
 class Gate:
-    """A barrier: blocks each process until all processes have reached it or ended."""
+    """A barrier: blocks each process until all processes have reached it or ended, or until a time limit."""
 
     def __init__(self) -> None:
         self._came, self._go = os.pipe(), os.pipe()
 
     def wait(self) -> None:
         """Wait until the gate opens; called in a forked process. A running process that never calls `wait` keeps all
-        other processes waiting."""
+        other processes waiting until the time limit of `open`."""
         os.close(self._go[1])
         os.close(self._came[1])
         os.read(self._go[0], 1)

@@ -45,8 +45,8 @@ MULTIPLES = (0, 16, 32, 64, 128, 256)
 LONG = (512, 2048)
 LONGER = 4096  # a number of inner elements for which kernels split a sum over several blocks
 REACH = 8
-NEAREST = (-1, 0, 1)  # offsets from a multiple that are used for half of all sizes
-TRIED = 5  # number of sizes in a case; the largest comes first
+NEAREST = (-1, 0, 1)  # offsets from a multiple that half of the smaller sizes of a case have
+TRIED = 5  # number of sizes in a case, or fewer if some are equal; the largest comes first
 MOST = 1 << 21  # maximum number of multiplications in a case's largest product
 SUMMED = 1 << 11  # longest sum of fractions: in longer sums the tolerance hides an error of a single element
 _ZERO = torch.zeros((), dtype=torch.float64)
@@ -598,7 +598,7 @@ def _linear_exactly(*given: torch.Tensor, how: How, sizes: Sequence[Size]) -> Ex
 
 
 def of_bytes(point: Point, seed: int) -> Case:
-    """Build a case of torch._int_mm. Each product is at most 127^2; their sums need more than 16 bits."""
+    """Build a case of torch._int_mm. Each product is at most 127^2; many of their sums need more than 16 bits."""
     m, k, n = (point[name] for name in ("rows", "inner", "columns"))
     a, b = (
         hashed_inputs.whole((m, k), seed, 127).to(torch.int8),
