@@ -52,8 +52,8 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
     """Compare `got` with `expected` and find the element with the largest error / bound.
 
     Without `bound`, any difference is wrong, and the element with the largest error is the worst one. For an element
-    that is unexpectedly NaN or infinite, error / bound counts as infinite. The first of several such elements is the
-    worst one. Raises ValueError if the shapes differ.
+    that is unexpectedly NaN or infinite, error / bound counts as infinite. If it is infinite for several elements, the
+    first of them is the worst one. Raises ValueError if the shapes differ.
     """
     expected = expected.to(torch.float64)
     values = got.detach().to("cpu").to(torch.float64)

@@ -6,7 +6,7 @@ The document is {"version": 1, "subject": "operations" or "model", "inputs": sha
 - "id", "dtype", "shape", "backend": of the operation and its output
 - "exact": whether the output must equal the reference exactly
 - "flags": the enabled torch settings (`flags`)
-- "note": why a pass or a comparison is missing, or null
+- "note": why a pass or a comparison is missing that the operation should have, or null
 - "golden": sha256 of the golden output, which is the exact output rounded to the dtype, or null
 - "teacher", "free": statistics (output_statistics.py) of two passes, or null. In the pass "teacher", the input of an
   operation is the golden output of the previous one. In "free", it is the actual output of the previous one

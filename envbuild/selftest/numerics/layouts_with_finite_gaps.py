@@ -21,7 +21,7 @@ _APART = 3  # elements between two rows, or rows between two matrices
 
 
 def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return the tensor in this layout: a copy, unless a contiguous layout is asked for that it already has.
+    """Return the tensor in this layout: a copy, or the tensor itself if it already has a layout without gaps.
 
     Raises ValueError for an unknown layout.
     """

@@ -21,7 +21,8 @@ import torch
 
 ACCUMULATOR = 2.0**-23  # unit roundoff of a float32 accumulator that truncates
 ROUNDED = 2.0**-24  # unit roundoff of a float32 accumulator that rounds to nearest
-LIKELY = 6.0  # a sum of independent errors exceeds LIKELY sqrt(sum of their squares) with a probability below 4e-8
+# A sum of independent errors exceeds LIKELY sqrt(sum of the squares of their bounds) with a probability below 4e-8.
+LIKELY = 6.0
 TF32 = 2.0**-10  # unit roundoff of TF32, which truncates each factor to 10 bits of fraction
 
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
