@@ -9,7 +9,8 @@ The result of a query therefore depends on a handful of keys, on each of them by
 position, the key of some sample and head is in the class of some query (with local masks or a single query, at most
 positions). tests/selftest/probes/attention/test_attention_needle_cases.py checks both statements for every case. Thus
 the comparison detects a key that is not read, is read twice, comes from a different tile or head, or is shown or hidden
-by mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like a match.
+by mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like a
+match.
 
 Neighbouring keys share a class, so that causal and local masks are tested on both sides of their edge. Scores rise
 along the keys: the largest come last, so that an online softmax must rescale its partial sums. In every eighth column

@@ -162,7 +162,7 @@ class Call:
 
     @property
     def size(self) -> int:
-        """The number of elements of all inputs and scores."""
+        """An upper bound of the number of elements of all inputs and scores."""
         of_queries = self.heads * self.queries * (self.depth + self.values + 2 * self.keys)
         return self.batch * (of_queries + self.groups * self.keys * (self.depth + self.values))
 
