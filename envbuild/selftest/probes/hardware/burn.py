@@ -124,7 +124,8 @@ class Stove:
         self._chunks: list[torch.Tensor] = []
 
     def take_memory(self) -> int:
-        """Allocate memory until the share HELD of the initially free memory is in use; return the number of chunks."""
+        """Allocate memory until the share HELD of the initially free memory is in use; on the CPU, allocate CHUNKS_CPU
+        chunks. Return the number of chunks."""
         count = CHUNKS_CPU
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -15,7 +15,7 @@ from envbuild.selftest.numerics import hashed_inputs
 
 ROWS, COLUMNS = 65599, 32771  # 2149744829 elements: 2^31 + 2261181
 PERIOD = 251  # a prime: the period of the values
-COPIES = 3  # maximum number of copies of the tensor in memory at once
+COPIES = 3  # memory that must be free, as a multiple of the tensor's size
 PART = PERIOD << 14  # elements compared at a time
 LOOKUPS = 1000
 

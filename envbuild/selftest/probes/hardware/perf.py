@@ -16,7 +16,7 @@ from envbuild.selftest.harness.probe_context import Context, dtype_name
 from envbuild.selftest.harness.probe_outcome_and_figures import Figure, Skip
 
 SIDE, SIDE_CPU = 8192, 1024  # rows and columns of the factors
-COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes, far more than any cache holds
+COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes; on a GPU far more than its caches hold
 SECONDS, SECONDS_CPU = 0.25, 0.1  # duration of one measurement, which is the median of PARTS equal parts
 PARTS = 5
 

@@ -15,7 +15,7 @@ from envbuild.selftest.probes.hardware.memory import WORD, differing_words, rand
 
 SIZE, SIZE_CPU = 32 << 20, 8 << 20  # bytes
 # (number of bytes, offset in the source, offset in the target): odd lengths, and offsets that are not aligned for wide
-# accesses.
+# accesses (except the last one).
 PIECES = ((1, 1, 3), (4099, 7, 1), (65537, 2, 13), ((1 << 20) + 5, 3, 4096))
 REPEATS = 3  # number of copies; the fastest one counts
 
@@ -90,7 +90,7 @@ def _fastest(work: Callable[[], object], used: Sequence[torch.device]) -> float:
 
 
 def _pieces(context: Context, device: torch.device) -> None:
-    """Copy bytes between odd offsets; the bytes around them must not change."""
+    """Copy bytes to the device and back, at the offsets in PIECES. The bytes around them must not change there."""
     for count, at, to in PIECES:
         with context.step(f"{count} bytes from {at} to {to} on {device}") as step:
             source = words_of(random, 0, (at + count) // WORD + 1, torch.device("cpu")).view(torch.uint8)
