@@ -1,5 +1,5 @@
-"""dist.staged: one process for each GPU: each alone, in pairs, then in larger groups. The groups run over NCCL, and for
-comparison over gloo.
+"""dist.staged: one process for each GPU: each alone, in pairs, then in larger groups. The groups run over NCCL. For
+comparison, all GPUs together and the smallest group that failed also run over gloo.
 
 The probe detects faults such as those of Amphion and Step-Video: each GPU works alone, but with several GPUs processes
 die of SIGSEGV (open-mmlab/Amphion#167). The probe's own process does not use CUDA, because the ranks are forked from
@@ -28,7 +28,7 @@ from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 
 CAP = 30.0  # time limit of a stage in seconds
-BUDGET = 300.0  # time limit of all stages together in seconds
+BUDGET = 300.0  # seconds after which no further stage begins
 PROCESSES = 4  # on the CPU, in place of one process for each GPU
 
 
@@ -87,7 +87,8 @@ class StagedRun:
                 self._try("nccl", [members], settings)
 
     def _try(self, backend: str, groups: Sequence[tuple[int, ...]], settings: tuple[str, ...] = ()) -> None:
-        """Run several worlds at the same time. The worlds must have no members in common."""
+        """Run several worlds at the same time, or leave them out if no time is left. The worlds must have no members in
+        common."""
         names = ", ".join(Stage(backend, members, settings).name for members in groups)
         if time.monotonic() > self._end:
             self.left_out.append(names)
@@ -214,7 +215,7 @@ def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
 
 
 def _judge(site: StagedRun) -> None:
-    """Record the failed stages, the smallest world first, and the diagnosis derived from all stages."""
+    """Record the failed stages (NCCL before gloo, then the smallest world first) and the diagnosis from all stages."""
     context = site.context
     stages = [tried.stage for tried in site.tried]
     verdict = fault_localization.localize_faults(stages, site.capabilities)
