@@ -87,7 +87,8 @@ def _outputs(point: Point) -> Sizes:
 
 def _scales(point: Point) -> list[Fraction]:
     """Return the number of input elements per output element, for each dimension. If torch gets a factor and does not
-    recompute it, torch uses this factor. Otherwise torch uses the ratio of the sizes."""
+    recompute it, torch uses this factor, except in the aligned and area modes. Otherwise torch uses the ratio of the
+    sizes."""
     if point["argument"] == "factor" and not point["mode"].endswith("aligned") and point["mode"] != "area":
         return [1 / factor for factor in _factors(point)]
     is_aligned = point["mode"].endswith("aligned")
@@ -95,8 +96,9 @@ def _scales(point: Point) -> list[Fraction]:
 
 
 def _is_resize(point: Point) -> bool:
-    """Return whether the case can be tested. Excluded: with nearest modes, positions exactly between two elements,
-    where the rounding of the scale decides; and antialiasing of half precision, which torch supports only on GPUs."""
+    """Return whether the case can be tested. Excluded, among others: with nearest modes, positions exactly between two
+    elements, where the rounding of the scale decides; and antialiasing of half precision, which torch supports only on
+    GPUs."""
     if point["rank"] not in MODES[point["mode"]][1] or (point["rank"] == 1 and "channels last" in _layouts(point)):
         return False
     channels, outputs, sizes = point["images"] * point["channels"], _outputs(point), _sizes(point)
@@ -182,7 +184,7 @@ def sampled(point: Point, seed: int) -> Case:
     places = math.prod(point["places"][:rank]) * count[0]
     coordinates = []
     for dim, n in enumerate(sizes):
-        # In elements: a whole number plus 1/8, 3/8, 5/8 or 7/8, from 2 before the first element to 2 after the last.
+        # In elements: a whole number, from 2 before the first element to 2 after the last, plus 1/8, 3/8, 5/8 or 7/8.
         drawn = hashed_inputs.hashes(places, seed + 2 + dim)
         place = drawn % (n + 4) - 2 + (2 * (drawn // 64 % 4) + 1) / 8.0
         spread = max(1, n - 1) if point["aligned"] else n

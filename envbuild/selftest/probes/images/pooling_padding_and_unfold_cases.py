@@ -25,7 +25,7 @@ from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 Sizes = tuple[int, ...]
-Table = list[list[int]]  # for each output, the positions that it reads; -1 stands for padding
+Table = list[list[int]]  # for each output, the positions that it reads; positions outside the image are padding
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("contiguous", "channels last", "rows apart", "shifted by 1")
@@ -214,7 +214,7 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 
 def pad(point: Point, seed: int) -> Case:
-    """Build a case that pads all dimensions of an image, each by different widths, with its gradient."""
+    """Build a case that pads all spatial dimensions of an image, each by different widths, with its gradient."""
     sizes, dtype = _sizes(point), point["dtype"]
     widths = _widths(point)
     x = hashed_inputs.whole((point["images"], point["channels"], *sizes), seed, 100).to(dtype)
