@@ -1,9 +1,9 @@
 """Functions of real and complex matrices: one stored triangle, rectangular matrices, broadcast batches and gradients.
 
 Factors are multiplied in float64 on the host. Solutions, inverses and determinants are compared with those of
-elimination in float64. Eigenvalues, singular values and norms are compared with the values from which the matrix was
-built. Gradients are compared with their formulas (Giles, "An extended collection of matrix derivative results", 2008).
-No reference calls the tested function.
+elimination in float64. Eigenvalues, singular values and the norms that are made of them are compared with the values
+from which the matrix was built, and the other norms with sums in float64. Gradients are compared with their formulas
+(Giles, "An extended collection of matrix derivative results", 2008). No reference calls the tested function.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ APART = 2  # distance of neighbouring eigenvalues if the gradient of eigvalsh is
 GRADIENTS = ("solve", "triangular", "inv", "det", "slogdet", "cholesky", "eigvalsh")
 WITH_RIGHT_SIDES = ("solve", "lu_solve", "cholesky_solve", "triangular", "lstsq")
 OF_GRADIENT = "gradient of "
-# The boolean arguments of each function. A case has every combination of them.
+# The boolean arguments of each function. A case has every combination of them; a gradient is tested without "turned".
 FLAGS: dict[str, tuple[str, ...]] = {
     "solve": ("right",),
     "lu_solve": ("right", "turned"),
@@ -135,7 +135,8 @@ def _dominant(point: Point, seed: int) -> torch.Tensor:
 
     In each row and column, the magnitudes off the diagonal sum to at most 1/2. For two rows or more, the diagonal
     element exceeds this sum by at least 1/2. Therefore the norms of the matrix and of its inverse are at most 2, and
-    |L||U| is at most twice |A|. A backward error becomes at most 2 * 2 * 4 times as large relative to the solution.
+    |L||U| is at most twice |A|. A backward error becomes at most 2 * 2 * 4 times as large relative to the solution. For
+    functions that pivot, the rows are then exchanged.
     """
     rows, columns = SHAPES[point["shape"]](point["n"])
     count = math.prod(point["batch"]) if point["kind"] != "solve of one matrix" else 1
@@ -183,7 +184,8 @@ def _output(kind: str, a: torch.Size, b: torch.Size) -> tuple[int, ...]:
 
 
 def _joined(x: torch.Tensor, batch: tuple[int, ...]) -> torch.Tensor:
-    """Return a real or complex tensor with the dimensions of the batch, given its real and imaginary parts."""
+    """Return a real or complex tensor with the dimensions of the batch, given its real and imaginary parts. If there is
+    one matrix for the whole batch, the tensor has no batch dimensions."""
     z = x[0] if len(x) == 1 else torch.complex(x[0], x[1])
     return z.reshape(batch + z.shape[1:]) if len(z) == math.prod(batch) else z[0]
 
@@ -203,7 +205,7 @@ def _only(a: torch.Tensor, upper: bool, unit: bool = False) -> torch.Tensor:
 
 def _solution(kind: str, a: torch.Tensor, b: torch.Tensor, layout: str, flags: Flags) -> torch.Tensor:
     """Return X of A X = B. With the flag "right", solve X A = B^T instead and return the transpose of X. The result has
-    the shape of B."""
+    the shape of B, except for lstsq and "solve of vectors"."""
     upper, right, unit = flags["upper"], flags["right"], flags["unit"]
     b = with_large_gaps(b.mT if right else b, layout)
     if kind == "triangular":
@@ -291,8 +293,8 @@ _FACTORED = ("cholesky", "lu", "eigh", "qr", "qr r", "qr complete", "svd", "svd 
 
 
 def _factors(kind: str, a: torch.Tensor, point: Point, flags: Flags) -> dict[str, torch.Tensor]:
-    """Return the product of the factors, the product of each orthogonal factor with its adjoint, and the elements
-    that must be 0."""
+    """Return the product of the factors, the product of each orthogonal factor with its adjoint, the elements that must
+    be 0, and whether the values are in order; for each kind, those that it has."""
     upper, layout = flags["upper"], point["layout"]
     if kind == "cholesky":
         factor = torch.linalg.cholesky(with_large_gaps(_only(hermitian(a), upper), layout), upper=upper)
