@@ -69,8 +69,8 @@ def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
 
 
 def fallbacks(module: Any) -> tuple[Norm, ...]:
-    """Return the four norms as they run without a GPU. There torch determines the supported pairs of dtypes, so none is
-    declared."""
+    """Return the four norms as they run without a GPU. There torch determines the supported pairs of dtypes, so only
+    float32 with float32 is declared."""
     layers = [Norm(name, _call(getattr(module, name))) for name in LAYER]
     rms = [Norm(name, _call(getattr(module, name)), centred=False, outputs=_weights, roundings=1) for name in RMS]
     return (*layers, *rms)

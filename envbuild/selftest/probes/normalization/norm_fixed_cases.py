@@ -3,6 +3,7 @@
 Each case has four kinds of rows. The first kind is around 0. The second is around 1, where the variance cancels if it
 is computed as E[x^2] - E[x]^2. The third is 512 times as large, so that squares exceed float16's range. The fourth is
 2^-6 times as large: there epsilon matters, and 1 / sigma^3, which the backward pass needs, exceeds float16's range.
+Cases with `extreme` False do not scale the third and fourth kinds.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
 
 def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
     """Yield a list of cases for each norm and pair of dtypes, without and with autocast. Each list has one case of each
-    width."""
+    width in WIDTHS, or with autocast in AUTOCAST_WIDTHS."""
     number = itertools.count()
     for norm, x, weight, autocast in itertools.product(norms, DTYPES, DTYPES, (False, True)):
         extreme = norm.upcasts or x != torch.float16
@@ -183,9 +184,9 @@ def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
 
 
 def norm_inputs(case: NormCase) -> NormInputs:
-    """Return the inputs of a case, rounded to their dtypes: x in [-1, 1) with the kinds of rows applied, weight in
-    [0.5, 1.5), bias and grad in [-1, 1). All values are hashes of counters; x and grad are rolled by the case's number.
-    """
+    """Return the inputs of a case, all except grad rounded to their dtypes: x in [-1, 1] with the kinds of rows
+    applied, weight in [0.5, 1.5], bias and grad in [-1, 1]. All values are hashes of counters; x and grad are rolled by
+    the case's number."""
     channels, count = case.shape[1], math.prod(case.shape)
     x, grad = (_values(case.rows, count // case.rows, seed).roll(case.number, dims=-1) for seed in (51, 54))
     x[1::4] += 1
