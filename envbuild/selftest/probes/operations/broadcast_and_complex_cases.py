@@ -1,8 +1,8 @@
 """Functions of two tensors that broadcast against each other, with their gradients; bitwise functions; gated
 activations; and functions of complex numbers.
 
-Expected results are computed in float64 from expanded copies, so that no broadcasting kernel takes part. The expected
-gradients are then summed over the expanded dimensions.
+The expected results of functions that broadcast are computed in float64 from expanded copies, so that no broadcasting
+kernel takes part. The expected gradients are then summed over the expanded dimensions.
 """
 
 from __future__ import annotations

@@ -545,8 +545,8 @@ def cast(point: Point, seed: int) -> Case:
 
 
 def _floats(seed: int) -> torch.Tensor:
-    """Return consecutive float32 numbers as float64: half of them subnormal, or, for even seeds, larger numbers of the
-    same digits."""
+    """Return float32 numbers as float64. For odd seeds, they are consecutive, and half of them are subnormal. For even
+    seeds, they are larger and have the same digits; the lower half is then every second number."""
     first = (1 << 23) - 1000
     return torch.arange(first, first + 2000, dtype=torch.float64) * 2.0 ** (-149 if seed % 2 else 3)
 

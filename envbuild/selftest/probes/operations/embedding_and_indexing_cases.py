@@ -145,7 +145,7 @@ GROUPS = {
 
 
 def _everywhere(index: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Expand the index of the rows to the shape of x, so that it applies to all elements of a row."""
+    """Expand the index of the rows to one index for each element of these rows."""
     return index[:, None].expand(-1, x.shape[1]) if dim == 0 else index.expand(x.shape[0], -1)
 
 

@@ -29,7 +29,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SHAPES = ((67, 131, 41), (129, 65, 33), (15, 257, 17))  # m, k, n: just above or just below multiples of tiles
 FACTORS = ((2.0, -1.0), (0.5, 3.0))  # (alpha, beta), with which products of integers stay exact
 BATCH = 5
-# of an embedding: rows, columns, indices, and how many of the indices are equal
+# of an embedding: rows, columns, indices, and how many of the first indices are equal
 KEYS, WIDTH, LOOKUPS, FREQUENT = 97, 33, 601, 300
 PADDING = 0
 LENGTHS = (1, 33, 1025)  # of cumulative sums: one element, more than a warp, more than a block
@@ -128,8 +128,8 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def exact_embedding(dtype: torch.dtype) -> Case:
-    """Build a case that looks up rows by index, one of them 300 times, and sums the gradients of each row. The padding
-    row's gradient is 0."""
+    """Build a case that looks up rows by index, one of them over 300 times, and sums the gradients of each row. The
+    padding row's gradient is 0."""
     indices = 1 + hashed_inputs.hashes(LOOKUPS, 311) % (KEYS - 1)
     indices[:FREQUENT] = 5
     indices[FREQUENT : FREQUENT + KEYS - 1] = torch.arange(1, KEYS)
@@ -344,8 +344,8 @@ def narrowing(small: torch.dtype) -> Case:
 
 
 def finite_patterns(dtype: torch.dtype) -> torch.Tensor:
-    """Return the bit patterns (int64) of all finite numbers of an 8-bit or 16-bit dtype. The patterns of the positive
-    numbers come first, in rising order."""
+    """Return the bit patterns (int64) of all finite numbers of an 8-bit or 16-bit dtype. The patterns without the sign
+    bit come first, in rising order."""
     exponent, fraction = FORMATS[dtype]
     first_nonfinite = 127 if str(dtype) == "torch.float8_e4m3fn" else ((1 << exponent) - 1) << fraction
     positive = torch.arange(first_nonfinite)

@@ -1,7 +1,8 @@
 """Losses other than cross_entropy with class indices, forward and backward, of sampled sizes, layouts and arguments.
 
 The reference computes each loss by a formula in float64, and its derivatives by autograd; it calls no loss function.
-Inputs are multiples of 1/8, and targets lie between them, so that no difference is at a kink of a formula.
+If a formula has kinks, inputs are multiples of 1/8, and targets or margins lie between them, so that no difference is
+at a kink.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ def _steepness(kind: str, x: torch.Tensor) -> torch.Tensor | float:
 @dataclass(frozen=True)
 class RowLoss:
     """A loss of rows. The fields mean the same as in Loss, but `formula` returns the loss of each row and the weight of
-    each row in a mean."""
+    each row in a mean. `dtypes`: the dtypes in which the loss is tested."""
 
     call: Callable[..., torch.Tensor]
     formula: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -383,7 +384,8 @@ ROW_LOSSES: dict[str, RowLoss] = {
 
 
 def _as_images(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor | None, **how: Any) -> torch.Tensor:
-    """Pass the rows as the positions of two images, with the classes as the second dimension."""
+    """Pass the rows as the positions of two images, or of one if their number is odd, with the classes as the second
+    dimension."""
     places = next(part for part in (3, 2, 1) if len(t) % (2 * part) == 0) if len(t) % 2 == 0 else 0
     shape = (2, places, -1) if places else (1, 1, len(t))
     images = x.reshape(*t.view(shape).shape, -1).movedim(3, 1).contiguous()

@@ -6,9 +6,10 @@ with large ones. This detects a result, a plan or packed weights that were kept 
 first result of each input is compared with the exact one. On the device, every later result is compared with the first,
 bit for bit.
 
-All calls are made in several modes: with separate input tensors, with inputs copied into the same memory, under
-inference_mode, under autocast, and together with other work. On a CPU, the other work is a second thread or a second
-process, which makes the same kinds of calls and checks them. On a GPU, every second operation runs on a second stream.
+The calls are made in several modes: with separate input tensors, with inputs copied into the same memory, under
+inference_mode, under autocast (only operations that are exact in half precision), and together with other work. On a
+CPU, the other work is a second thread or a second process, which makes the same kinds of calls and checks them. On a
+GPU, every second operation runs on a second stream.
 
 A fault that affects one call in N is found with a probability of 1 - (1 - 1 / N)^calls. On a CPU a run makes 7,652
 calls at level quick, 63,720 at standard and 572,380 at full, and more in a second thread (the trait `calls` counts

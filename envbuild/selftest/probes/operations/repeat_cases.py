@@ -37,7 +37,7 @@ RARER = 25  # every 25th round, for operations that take longer
 GROUPS = 4  # groups of channels
 KEYS = 97  # rows of a table
 HOW = Arithmetic(SINGLE)
-# A convolution of images with 8 to 12 channels in two groups.
+# A convolution of images from 8 to 12 channels, in two groups.
 IMAGES = conv_argument_space.ConvShape(
     images=2,
     groups=2,
@@ -72,7 +72,7 @@ class Repeated:
 
 @functools.cache
 def repeated_operations() -> tuple[Repeated, ...]:
-    """Return the operations. The sizes of each exceed vectors, tiles or blocks, with a remainder."""
+    """Return the operations. Most of their sizes exceed vectors, tiles or blocks, with a remainder."""
     ones, many = functools.partial(hashed_inputs.whole, most=1), functools.partial(hashed_inputs.whole, most=99)
     signed, shifted = hashed_inputs.signed, lambda shape, seed: 1 + hashed_inputs.uniform(shape, seed)
     turned = lambda shape, seed: many(shape[::-1], seed).t()  # noqa: E731

@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Larger than 88.7, so that the exponential exceeds float32's range. At this size, bfloat16 represents multiples of 1/2.
 LARGE, STEPS = 96.0, 5
 SHAPES = ((37, 2), (37, 33), (5, 1025))  # (rows, classes); for more than 1024 classes, CUDA has a different softmax
-ROWS = 29  # rows of cross-entropy that count; in the call, every fourth row is an additional, ignored one
+ROWS = 29  # rows of cross-entropy that count; `_among_ignored` adds ignored rows
 CLASSES = (33, 1031)
 IGNORED = -100
 ACTIVATED = 4099
@@ -163,8 +163,8 @@ def _cross_entropy(x: torch.Tensor, targets: torch.Tensor) -> Results:
 
 
 def _among_ignored(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions of the rows that count among all rows, and the targets of all rows. Every fourth row is
-    ignored."""
+    """Return the positions of the rows that count among all rows, and the targets of all rows. The first row, every
+    fourth one after it and the last row are ignored."""
     kept = torch.arange(len(targets), device=targets.device)
     kept = kept + kept // 3 + 1
     everyone = torch.full((int(kept[-1]) + 2,), IGNORED, device=targets.device)
