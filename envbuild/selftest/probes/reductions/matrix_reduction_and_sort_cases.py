@@ -172,7 +172,7 @@ class ReductionMakers:
 
     def sum(self, point: Point, seed: int) -> Case:
         dtype, shape = point["dtype"], (point["rows"], point["length"])
-        # the second half of a sum cancels the first, so that lost digits of partial sums show
+        # with fractions, the second half of a sum cancels the first, so that lost digits of partial sums show
         if point["values"] == "fractions":
             x = (1 + hashed_inputs.uniform(shape, seed)) / 2
             x[:, point["length"] // 2 :] *= -1
@@ -422,7 +422,7 @@ def spread(point: Point, seed: int) -> Case:
     x = hashed_inputs.whole((rows, length), seed, 8).abs()
     if point["values"] == "far from 0":
         x = x + (2000 if dtype == torch.float32 else 50)
-    # the sum of squares is just within float32's range; for float16, squares exceed its range
+    # the sum of squares is just within float32's range; for float16, that of a long row exceeds its range
     elif point["values"] == "large":
         x = x * 2.0 ** (3 if dtype == torch.float16 else 60 - math.ceil(math.log2(8 * length) / 2))
     name = f"variances and norms of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"

@@ -118,7 +118,7 @@ def gradient_case(point: Point, seed: int) -> Case:
         n = order.shape[1]
         if group == "equals":  # the two or three largest elements are equal, and so are the smallest
             order = order.clamp(1 + (n > 5), n - 2 - (n > 5))
-        elif group == "running extremes":  # each number occurs twice
+        elif group == "running extremes":  # each number occurs twice, except the last if n is odd
             order = order // 2 * 2
         x = _block((order - n // 2).to(torch.float32), sizes, dims)
     elif group == "products":
@@ -295,7 +295,8 @@ def _of_running(function: str, row: Sequence[float], g: Sequence[float]) -> list
 
 
 def _of_extremes(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradient and its tolerance, which is 0. The positions come from Python's sort."""
+    """Return the gradient and its tolerance, which is 0. Equal extremes share a gradient equally. The positions of
+    sorted elements come from Python's sort."""
     k, n = _taken(point), x.shape[1]
     zero = torch.zeros((), dtype=torch.float64)
     rows = x.tolist()

@@ -50,7 +50,7 @@ def _block_sizes(point: Point) -> tuple[int, int, int]:
 
 def row_order(point: Point, seed: int) -> Case:
     """Build a case with numbers from the range of the dtype (see `_spread_out`). In each row, they are distinct if the
-    dtype has enough of them, or several are equal."""
+    values are "apart", and several of them are equal if the values are "equal" and the row is long enough."""
     dtype, length, dim = point["dtype"], point["length"], OVER[point["over"]]
     count = math.prod(point["others"])
     order = hashed_inputs.hashes(count * length, seed).reshape(count, length).argsort(1).argsort(1)
@@ -356,7 +356,7 @@ def _logarithms(row: Sequence[float]) -> list[float]:
 
 
 def counting(point: Point, seed: int) -> Case:
-    """Build a case of counts, bins, quantiles and positions of whole numbers, many of which are equal."""
+    """Build a case of counts, bins, quantiles and positions of whole numbers, some of which are usually equal."""
     rows, length, dtype = point["rows"], point["length"], point["dtype"]
     x = hashed_inputs.hashes(rows * length, seed).reshape(rows, length) % point["different"]
     weights = hashed_inputs.whole((rows * length,), seed + 1, 3)
