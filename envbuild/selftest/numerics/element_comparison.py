@@ -18,7 +18,7 @@ class Worst:
     `error` and `bound`: the error and the tolerance of the worst element. `where`: its index. `wrong`: the number of
     elements whose error exceeds their tolerance, of `count` elements. `beyond_rounding`: the largest (error - rounding)
     / (tolerance - rounding) of all elements, where rounding is the largest error of rounding the exact result once. It
-    is above 1 if an element is wrong whose tolerance is above this error. `pattern`: what the wrong elements have in
+    is above 1 if an element with a tolerance above this error is wrong. `pattern`: what the wrong elements have in
     common.
     """
 

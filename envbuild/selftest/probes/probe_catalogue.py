@@ -1,6 +1,6 @@
 """Every probe, in the order in which the probes start.
 
-Up to six probes run at a time. In each level, long ones of these come early, because at the end they would run alone.
+Up to six probes run at a time. Long probes should come early in their level, because at the end they would run alone.
 Most probes that must run alone are listed next to each other, because all other probes wait while they run.
 """
 

@@ -5,12 +5,12 @@ with small differences between the keys. The query is 16 times the code of its c
 the score of a full match. So the keys of that class have scores between -4 and 4. The score of any other key is so much
 lower that its weight is lost in rounding.
 
-The result of a query therefore depends on a handful of keys, on each of them by more than the tolerance. At every
-position, the key of some sample and head is in the class of some query (with local masks or a single query, at most
-positions). tests/selftest/probes/attention/test_attention_needle_cases.py checks both statements for every case. Thus
-the comparison detects a key that is not read, is read twice, comes from a different tile or head, or is shown or hidden
-by mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like a
-match.
+The result of a query therefore depends on a handful of keys, on each of them by more than the tolerance. For every
+position, in some sample and head, a query looks for the class of the key there (with local masks or a single query, for
+most positions). tests/selftest/probes/attention/test_attention_needle_cases.py checks both statements for every case.
+Thus the comparison detects a key that is not read, is read twice, comes from a different tile or head, or is shown or
+hidden by mistake. A kernel that reads zeros beyond the last key is detected too, because such a key would score 0, like
+a match.
 
 Neighbouring keys share a class, so that causal and local masks are tested on both sides of their edge. Scores rise
 along the keys: the largest come last, so that an online softmax must rescale its partial sums. In every eighth column

@@ -3,11 +3,11 @@
 Each case tests several sizes: products of the first rows, inner elements and columns of two matrices. One running sum
 of outer products gives the expected results for all sizes, so that further sizes cost little.
 
-There are two kinds of values. With "integers", results must be exact. In float32 (without TF32) and float64 these
-integers may have more digits than TF32, float16 or bfloat16 keep. With "fractions", the products in the first half of
-a sum are positive and those in the second half negative, so that the two halves nearly cancel. The result and its
-rounding error are then small, while a partial sum that was kept in too few digits, or was left out, changes the result
-fully.
+There are two kinds of values. With "integers", results that the dtype represents must be exact. In float32 (without
+TF32) and float64 these integers may have more digits than TF32, float16 or bfloat16 keep. With "fractions", the
+products in the first half of a sum are positive and those in the second half negative, so that the two halves nearly
+cancel. The result and its rounding error are then small, while a partial sum that was kept in too few digits, or was
+left out, changes the result fully.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MULTIPLES = (0, 16, 32, 64, 128, 256)
 LONG = (512, 2048)
 LONGER = 4096  # a number of inner elements for which kernels split a sum over several blocks
 REACH = 8
-NEAREST = (-1, 0, 1)  # offsets from a multiple that half of the smaller sizes of a case have
+NEAREST = (-1, 0, 1)  # offsets from a multiple, for about half of the smaller sizes of a case
 TRIED = 5  # number of sizes in a case, or fewer if some are equal; the largest comes first
 MOST = 1 << 21  # maximum number of multiplications in a case's largest product
 SUMMED = 1 << 11  # longest sum of fractions: in longer sums the tolerance hides an error of a single element

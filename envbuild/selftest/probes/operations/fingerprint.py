@@ -1,9 +1,9 @@
 """fingerprint: every operation of a chain against float64, in a document for comparison with other machines.
 
-Each operation runs in two passes. Teacher-forced: its input is golden, which is the exact output of the previous
-operation, rounded to the dtype. Its error is therefore only its own. Free-running: its input is the actual output of
-the previous operation. Its result is checked against the exact result for that input. "drift" is the distance of this
-result from the golden output, which shows how errors grow.
+Each operation runs in two passes; operations on integers run in the first one only. Teacher-forced: its input is
+golden, which is the exact output of the previous operation, rounded to the dtype. Its error is therefore only its own.
+Free-running: its input is the actual output of the previous operation. Its result is checked against the exact result
+for that input. "drift" is the distance of this result from the golden output, which shows how errors grow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _inputs() -> str:
 def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
     """Run the chain's operations in one dtype, with both passes side by side.
 
-    If an operation has no kernel, the free-running pass continues from its golden output.
+    If an operation has no kernel or gives a wrong shape, the free-running pass continues from its golden output.
     """
     golden = actual = fingerprint_operation_chain.input_video().to(dtype)
     for op in fingerprint_operation_chain.operation_chain():
