@@ -21,8 +21,9 @@ _APART = 3  # elements between two rows, or rows between two matrices
 
 
 def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return the tensor in this layout: a copy, or the tensor itself if it already has a layout without gaps.
+    """Return the tensor in this layout.
 
+    With a layout without gaps that the tensor already has, the result shares its memory; otherwise it is a copy.
     Raises ValueError for an unknown layout.
     """
     if layout == "contiguous":

@@ -12,7 +12,7 @@ import torch
 def with_nan_gaps(values: torch.Tensor, layout: str) -> torch.Tensor:
     """Return `values` in a layout of LAYOUTS, on the same device. Raises KeyError for an unknown layout.
 
-    Layouts without gaps return `values` itself if it already has the layout.
+    With a layout without gaps that `values` already has, the result shares its memory; otherwise it is a copy.
     """
     return LAYOUTS[layout](values)
 

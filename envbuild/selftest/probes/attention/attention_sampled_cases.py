@@ -46,7 +46,7 @@ SCATTERED, LATE, FLAT, HIGH, LOW = "scattered", "late", "flat", "near 100", "nea
 SCORES = (SCATTERED, LATE, FLAT, HIGH, LOW)  # with FLAT, all keys belong to one class
 OFFSET = 100.0  # the exponential of a score above 100 exceeds float32's range
 VARIANTS = 4  # variants of a class's code: two pairs; the variants of the first pair differ in every column
-# approximately: the lowest score of a key of the class, and the least that `Call.element` may be
+# lower bounds: approximately of the score of a key of the class, and of `Call.element`
 MATCH, ELEMENT = 8.0, 0.25
 SPREAD, SPREAD_FLAT = 0.7, 0.2  # approximate spread of the scores within a class
 # by dtype, the maximum number of queries per class of keys, because the gradient of a key is a sum over these queries
