@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import requests
 
-from envbuild.registry import oci_types
+from envbuild.registry import oci_types, registry_http_and_auth
 from unit.served import served
 
 
@@ -256,8 +258,27 @@ def serving(registry: Registry) -> Iterator[Registry]:
     """Serve the registry; if it was served before, at the same port."""
     server = ThreadingHTTPServer(("127.0.0.1", registry.port), type("Handler", (_Handler,), {"registry": registry}))
     registry.port = server.server_port
-    with served(server):
+    with served(server), _closed_sessions():
         yield registry
+
+
+@contextlib.contextmanager
+def _closed_sessions() -> Iterator[None]:
+    """Close the connections that the context opened to registries. `entry.main` stops the search for garbage, so in
+    these tests hundreds of them would stay open."""
+    made: list[requests.Session] = []
+    make = registry_http_and_auth.registry_session
+
+    def session(*arguments: Any, **options: Any) -> requests.Session:
+        made.append(make(*arguments, **options))
+        return made[-1]
+
+    with mock.patch.object(registry_http_and_auth, "registry_session", session):
+        try:
+            yield
+        finally:
+            for one in made:
+                one.close()
 
 
 def docker_login(folder: Path, monkeypatch: pytest.MonkeyPatch, **logins: str) -> None:
