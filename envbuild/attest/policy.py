@@ -79,7 +79,7 @@ def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Po
 
     `key`: the file of the only public key to trust. Without it and without keys in the policy, the setting `public_key`
     names the file. Raises FileError with every error in the policy; without a policy file, UsageError with every error
-    in `given`. An unknown probe or an invalid image name is reported only if there are no other errors.
+    in `given`. An unknown probe or an invalid image name is reported only if nothing else is wrong.
     """
     doc = (
         yaml_and_project_paths.read(file, FileError)

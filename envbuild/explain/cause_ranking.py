@@ -86,7 +86,7 @@ class Explanation:
 
     `possible`: advisories whose lines are in the log, and whose only contradiction is a version that the log does not
     show to be loaded; if there are no matches, also causes with a confidence from CANDIDATE to below NAMED. At most
-    MOST_POSSIBLE, those with the highest confidence. `decide`: if there are no matches, how to distinguish the causes
+    MOST_POSSIBLE, those with the highest confidence. `decide`: without matches, how to distinguish the causes
     of each symptom in the log. `advice`: what to enable before the next run.
     """
 

@@ -45,7 +45,7 @@ _TWO_WORDS = re.compile(rb"[a-z0](?=[^a-z0]+[a-z0])|[^\x00-\x7f]")
 
 def rest_of_text(beginning: str) -> str:
     """If `beginning` ends in the first part of a required text of a shipped pattern, within a word or after a space,
-    returns the rest of this text. "" if there is no such text, or if several texts with different rests are
+    returns the rest of this text. "" if no such text fits, or if several texts with different rests are
     possible."""
     shape = beginning.encode().lower().translate(DIGITS)
     rests: dict[bytes, bool] = {}

@@ -40,8 +40,8 @@ class Release:
 class Lag:
     """How far the resolved version `chosen` is behind `newest`, in `releases` and `days`; `far`: whether it is far
     behind. `newest`: the newest release in the required range for the profile's Python; if no newer release is for this
-    Python, the newest for any. `rival`: the newest of the newer releases with a usable wheel; None if there is no such
-    release. `reason`: why a newer release was not chosen: it has no usable wheel, requires a different Python, or
+    Python, the newest for any. `rival`: the newest of the newer releases with a usable wheel; None if none has one.
+    `reason`: why a newer release was not chosen: it has no usable wheel, requires a different Python, or
     conflicts with another requirement."""
 
     name: str

@@ -64,7 +64,7 @@ def read_durations() -> list[StepDurations]:
 
 def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Collection[str]) -> Estimate | None:
     """Estimate the minutes of `steps` for a build of `size` bytes. The basis is the profile's own run, otherwise the
-    latest run of another profile that had a build, whose build steps are scaled by size. None if there is no such run,
+    latest run of another profile that had a build, whose build steps are scaled by size. None without such a run,
     if `steps` has neither "build" nor "self-test", or if that run has no time for one of these two that `steps` has.
     Pure."""
     own = next((one for one in runs if one.profile == profile), None)

@@ -18,7 +18,7 @@ def written(change: Change, known: Situation, unpinned: Situation | None = None)
     """The profile keys and values that make an advisory's change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out torch
     if its version fits already, or if no fitting release has code for all GPUs and runs with the driver. Leaves out
     each library whose version fits already or which has no fitting version for this CUDA. `known`: the current
-    versions; the next newer fitting version is taken, or the next older one if there is no newer one. `unpinned`: the
+    versions; the next newer fitting version is taken, otherwise the next older one. `unpinned`: the
     situation without the versions of --pin; a version in it is preferred if it fits and is newer."""
     found: dict[str, Any] = {}
     driver = None if change.driver or "cuda-compat" in known.environment else known.driver
