@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.doctor import network_reachability_reader
-from envbuild.fetch import index_config, index_pages, wheel_resolution_and_download
+from envbuild.fetch import index_config, index_pages, uv_config, wheel_resolution_and_download
 from envbuild.util.errors import SettingsError
 from envbuild.util.host_processes import Completed, ProcessTimeout
 from unit.conftest import forget
@@ -136,8 +136,12 @@ def test_folders_of_both_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_of_an_unknown_user_has_no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     """pip ignores it too."""
-    configured(monkeypatch, "global.find-links='~nobody-here/wheels'")
-    assert [item for item in index_pages.listed_files("torch") if not item.address] == []
+    monkeypatch.setenv("UV_FIND_LINKS", "~nobody-here/wheels")
+    configured(monkeypatch)
+    (place,) = index_config.links()
+    assert place.endswith("~nobody-here/wheels")
+    assert index_pages.listed_at(place, "torch") == ()
+    assert uv_config.rooted(place, Path("/f")) == "/f/~nobody-here/wheels"
 
 
 def test_the_certificate_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
