@@ -21,13 +21,16 @@ from typing import Any, TypeVar
 
 import platformdirs
 import yaml
+from fork_server import ForkedProcess
 from unit.documents import require_valid
 
 import envbuild
 
+from . import forked_envbuild
+from .forked_envbuild import HOOKS
+
 PACKAGE = Path(envbuild.__file__).parent
 CHECKOUT = PACKAGE.parent
-HOOKS = Path(__file__).parent / "hooks"
 OWNER = "io.envbuild.owner"
 OTHER_CUBLAS = "12.5.3.2"  # not the one that step-video pins
 REQUIRED = ("env.libs", "gemm.crash", "gemm.exact")
@@ -90,21 +93,26 @@ class Running:
     """A running command."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        """Start a program. `python -m envbuild` is forked from a process that has imported envbuild, if possible."""
         self._begin = time.monotonic()
         words = list(argv)
         self._arguments = tuple(words[words.index("envbuild") + 1 :]) if "envbuild" in words else ()
         self._texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        self.process = subprocess.Popen(
-            argv,
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # a shell's background job ignores SIGINT, and its children inherit that
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        self.process: subprocess.Popen[str] | ForkedProcess
+        if words[:3] == [sys.executable, "-m", "envbuild"] and forked_envbuild.possible(env):
+            self.process = forked_envbuild.start(words[3:], cwd, env)
+        else:
+            self.process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                # a shell's background job ignores SIGINT, and its children inherit that
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
         self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._texts]
         for reader in self._readers:
             reader.start()

@@ -17,7 +17,8 @@ from unit.served import served
 
 from envbuild.lock import lock_file
 
-from .support import CHECKOUT, HOOKS, Project, Proved, docker, python_path
+from .forked_envbuild import HOOKS
+from .support import CHECKOUT, Project, Proved, docker, python_path
 
 pytestmark = pytest.mark.engine
 

@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from fork_server import ForkedProcess
+
 from . import torch_fork_server
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path, **extra}
 
 
-def start(module: str, document: Frame, path: Path, **extra: str) -> torch_fork_server.ForkedProcess:
+def start(module: str, document: Frame, path: Path, **extra: str) -> ForkedProcess:
     """Start a harness over a module of fake probes, with its frames in the file `path`. Python does not start again:
     see torch_fork_server."""
     arguments = [f"selftest.{module}", json.dumps(document), str(path)]

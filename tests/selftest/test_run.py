@@ -63,6 +63,13 @@ def forked(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return torch_fork_server.run(function, [list(arguments)], environment(), timeout=120)
 
 
+def test_no_probe_is_imported_before_the_fork() -> None:
+    """Otherwise a probe could share memory with the processes of other tests."""
+    source = "import sys; print([name for name in sys.modules if name.startswith('envbuild.selftest.probes.')])"
+    done = torch_fork_server.run("selftest.torch_fork_server:execute", [source], environment())
+    assert done.stdout == "[]\n"
+
+
 def clean(archive: Path, folder: Path) -> list[Frame]:
     expect = {"python": PYTHON.rpartition(".")[0], "distributions": {"torch": metadata.version("torch")}}
     document = job(expect=expect, require=REQUIRED)
