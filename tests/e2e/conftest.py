@@ -117,13 +117,17 @@ def one_worker_at_a_time(config: pytest.Config, folder: Path, what: str) -> Iter
 def quick(
     images: None, project: Project, run_id: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Proved:
-    """The profile that most tests use, made from the locks of the checkout. The first worker writes all layers. The
-    others wait, because they need the same layers; each tests and tags the image under a name of its own."""
+    """The profile that most tests use, made from the locks of the checkout. The first worker writes all layers and runs
+    all probes of its level. The others wait, because they need the same layers; each tests and tags the image under a
+    name of its own."""
     name = f"e2e-quick-{run_id}"
     project.write(name, extends="cpu", env={"ODD": ODD}, selftest={"level": "quick", "require": list(REQUIRED)})
     shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
     with one_worker_at_a_time(pytestconfig, tmp_path_factory.getbasetemp(), "quick") as first:
-        made = project.run("make", name, *(("--no-cache",) if first else ()), "--json")
+        if first:
+            made = project.run("make", name, "--no-cache", "--json")
+        else:
+            made = project.with_required_alone().run("make", name, "--json")
     assert made.code == 0, f"{made.stdout}\n{made.stderr}"
     return Proved(project, name, made.document)
 

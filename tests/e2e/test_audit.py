@@ -23,7 +23,8 @@ SITE = "/seed/lib/python3.11/site-packages"
 class Bench:
     """Builds images that hold a small environment in place of torch's, and audits them for an H20."""
 
-    quick: Proved
+    light: Proved
+    project: Project
     folder: Path
     run_id: str
 
@@ -33,7 +34,7 @@ class Bench:
         spoil(good(context / "site"), context / "system")
         path = "/seed/bin:/usr/local/bin:/usr/bin:/bin"
         text = [
-            f"FROM {self.quick.tag}",
+            f"FROM {self.light.tag}",
             'RUN ["python3", "-m", "venv", "--without-pip", "/seed"]',
             f"COPY site {SITE}",
             "COPY system /usr/local/cuda/lib64",
@@ -47,7 +48,7 @@ class Bench:
         return reference
 
     def audit(self, *arguments: str) -> Result:
-        return self.quick.project.run("audit", *arguments)
+        return self.project.run("audit", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ def gpu_profile(project: Project, run_id: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def bench(quick: Proved, workplace: Path, run_id: str) -> Bench:
-    return Bench(quick, workplace / "audit", run_id)
+def bench(light: Proved, project: Project, workplace: Path, run_id: str) -> Bench:
+    return Bench(light, project, workplace / "audit", run_id)
 
 
 def found(result: Result, severity: str | None = None) -> set[str]:
@@ -171,19 +172,19 @@ def test_a_defect_seeded_in_an_image_is_named_and_nothing_else(name: str, bench:
     assert ("error" in result.document) == (code == 5)
 
 
-def test_nothing_is_found_in_an_image_that_envbuild_made(bench: Bench) -> None:
-    result = bench.audit(bench.quick.tag)
+def test_nothing_is_found_in_an_image_that_envbuild_made(quick: Proved) -> None:
+    result = quick.project.run("audit", quick.tag)
     assert result.code == 0, result.stderr
     first, *_, last = result.stdout.splitlines()
-    assert first.startswith(f"{bench.quick.tag}: Python 3.11") and f"judged for {bench.quick.name}" in first
+    assert first.startswith(f"{quick.tag}: Python 3.11") and f"judged for {quick.name}" in first
     assert last == "clean"
 
 
 def test_an_image_that_differs_from_its_label(bench: Bench) -> None:
     reference = f"envbuild-e2e/{bench.run_id}:audit-changed"
-    text = f"FROM {bench.quick.tag}\nRUN rm -r /opt/venv/lib/python3.11/site-packages/mpmath*\n"
+    text = f"FROM {bench.light.tag}\nRUN rm -r /opt/venv/lib/python3.11/site-packages/mpmath*\n"
     docker("build", "--quiet", "--network=none", "--tag", reference, "-", stdin=text)
-    result = bench.audit(reference, "--json")
+    result = bench.light.project.run("audit", reference, "--json")
     assert result.code == 5
     assert found(result, "defect") == {"not-as-locked"}
     assert found(result, "warn") == {"requirement-unmet"}
@@ -208,7 +209,7 @@ def test_an_image_with_a_forged_collector_output_is_refused(bench: Bench) -> Non
     """The image's Python prints a frame of a different run, and after it a terminal escape sequence."""
     script = "#!/bin/sh\nprintf 'ENVBUILD 0 0 0 {}\\\\n\\\\033[2J'\n"
     reference = f"envbuild-e2e/{bench.run_id}:audit-liar"
-    text = f"FROM {bench.quick.tag}\nRUN printf '{script}' >/usr/local/bin/python && chmod 755 /usr/local/bin/python\n"
+    text = f"FROM {bench.light.tag}\nRUN printf '{script}' >/usr/local/bin/python && chmod 755 /usr/local/bin/python\n"
     text += "ENV PATH=/usr/local/bin:/usr/bin:/bin\n"
     docker(
         "build",

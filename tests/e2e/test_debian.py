@@ -51,10 +51,10 @@ def aged(light: Proved, scratch: Path) -> Aged:
     return Aged(project, here.name, then, file, found.made)
 
 
-def test_the_build_date_is_when_the_packages_were_locked(quick: Proved) -> None:
+def test_the_build_date_is_when_the_packages_were_locked(light: Proved) -> None:
     """This time is requested from a snapshot archive; later snapshots may no longer have the packages."""
     before = lock_file.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
-    after = lock_file.read(quick.project.lock(quick.name))
+    after = lock_file.read(light.project.lock(light.name))
     assert before and after and before.id != after.id
     if before.base != after.base:
         pytest.skip("the mirror has moved on: the checkout's base was locked again")

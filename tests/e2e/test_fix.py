@@ -40,7 +40,7 @@ class Team:
 
 
 @pytest.fixture(scope="module")
-def team(quick: Proved, workplace: Path, run_id: str) -> Team:
+def team(light: Proved, workplace: Path, run_id: str) -> Team:
     context = workplace / "fix-image"
     (context / "wheels").mkdir(parents=True)
     made = good(context / "site")
@@ -49,7 +49,7 @@ def team(quick: Proved, workplace: Path, run_id: str) -> Team:
     made.cublas(FAULTY)
     recorded(context / "wheels", "nvidia-cublas-cu12", FIXED, files=libraries(FIXED, "cublas", "cublasLt"))
     lines = [
-        f"FROM {quick.tag}",
+        f"FROM {light.tag}",
         'RUN ["python3", "-m", "venv", "--without-pip", "/seed"]',
         f"RUN cp -r {PACKAGES}/pip {PACKAGES}/pip-*.dist-info {SITE}/ && cp /opt/venv/bin/pip* /seed/bin/",
         f"COPY site {SITE}",
@@ -61,8 +61,8 @@ def team(quick: Proved, workplace: Path, run_id: str) -> Team:
     (context / "Dockerfile").write_text("\n".join(lines), encoding="utf-8")
     image = f"envbuild-e2e/{run_id}:train"
     docker("build", "--quiet", "--network=none", "--tag", image, context)
-    (quick.project.folder / "train.log").write_text(LOG, encoding="utf-8")
-    return Team(quick.project, context, image)
+    (light.project.folder / "train.log").write_text(LOG, encoding="utf-8")
+    return Team(light.project, context, image)
 
 
 def test_the_printed_dockerfile_gives_a_fixed_image(team: Team) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from .support import CHECKOUT, Project, docker, inspect, until
+from .support import Project, Proved, docker, inspect, until
 
 pytestmark = pytest.mark.engine
 
-REQUIRED = ["env.libs", "gemm.crash"]
+SCRIPTS = {"passes.py": "import time\ntime.sleep(3)\n", "fails.py": "import time\ntime.sleep(3)\nfail('on purpose')\n"}
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +21,18 @@ def names(run_id: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def several(images: None, workplace: Path, names: list[str]) -> Project:
-    """A profile that passes, and one whose own script fails. They have the same packages, and differ in a variable."""
-    project = Project.create(workplace / "several").with_required_alone()
-    for name, env in zip(names, ("1", "2"), strict=True):
-        tests = {"level": "quick", "require": REQUIRED}
-        bad = {"script": "fails.py"} if "bad" in name else {}
-        project.write(name, extends="cpu", env={"WHICH": env}, selftest={**tests, **bad})
-        shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
-    (project.folder / "profiles" / "fails.py").write_text("fail('on purpose')\n", encoding="utf-8")
+def several(light: Proved, workplace: Path, names: list[str]) -> Project:
+    """A profile whose own script passes, and one whose script fails. They have the same packages, and differ in a
+    variable."""
+    project = light.project.copy(workplace / "several")
+    for name, script in zip(names, SCRIPTS, strict=True):
+        shutil.copy(project.profile(light.name), project.profile(name))
+        project.change(
+            name, env={"WHICH": script}, selftest={"level": "quick", "require": ["env.libs"], "script": script}
+        )
+        shutil.copy(project.lock(light.name), project.lock(name))
+        project.profile(name).with_name(script).write_text(SCRIPTS[script], encoding="utf-8")
+    project.profile(light.name).unlink()
     return project
 
 
@@ -55,7 +58,7 @@ def test_an_interruption_ends_every_process_and_container(several: Project, name
     """The images of the test above are tested again, both at the same time."""
     shutil.rmtree(several.state / "envbuild" / "evidence", ignore_errors=True)
     running = several.start("make", *names, "--json")
-    running.says("gemm.crash", 300)
+    running.says("own.script", 300)
     children = descendants(running.pid)
     assert children
     done = running.interrupt()
