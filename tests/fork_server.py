@@ -34,8 +34,8 @@ _MOST_BYTES = 1 << 17  # of a request
 class ForkedProcess:
     """A process that a server forked, with the interface of subprocess.Popen that the tests use."""
 
-    def __init__(self, streams: Sequence[int], answers: socket.socket) -> None:
-        self._stdin, *outputs = streams
+    def __init__(self, stdin: int | None, outputs: Sequence[int], answers: socket.socket) -> None:
+        self._stdin = stdin
         self.stdout, self.stderr = (os.fdopen(fd, encoding="utf-8") for fd in outputs)
         self._answers = answers
         self.returncode: int | None = None
@@ -51,10 +51,17 @@ class ForkedProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the process if it has not been waited for."""
-        if self.returncode is None:
-            self.kill()
-            self.wait()
+        """Kill the process if it has not been waited for, and close its streams."""
+        self.kill()
+        self.wait()
+        self._close_stdin()
+        for stream in (self.stdout, self.stderr):
+            stream.close()
+
+    def _close_stdin(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -81,15 +88,17 @@ class ForkedProcess:
         return self.returncode
 
     def communicate(self, input: bytes = b"", timeout: float = 600) -> tuple[bytes, bytes]:
-        """Write `input`, which must fit into a pipe, to stdin. Return what the process wrote to stdout and stderr.
+        """Write `input`, which must fit into a pipe, to stdin if the process reads one. Return what the process wrote
+        to stdout and stderr.
 
         Raises subprocess.TimeoutExpired; the process is then killed at the end of the `with` block.
         """
         deadline = time.monotonic() + timeout
         found = {stream.fileno(): bytearray() for stream in (self.stdout, self.stderr)}
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._stdin, input)
-        os.close(self._stdin)
+        if self._stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._stdin, input)
+        self._close_stdin()
         with selectors.DefaultSelector() as selector:
             for fd in found:
                 selector.register(fd, selectors.EVENT_READ)
@@ -103,8 +112,6 @@ class ForkedProcess:
                     if not data:
                         selector.unregister(key.fd)
         self.wait()
-        for stream in (self.stdout, self.stderr):
-            stream.close()
         out, err = (bytes(data) for data in found.values())
         return out, err
 
@@ -131,12 +138,10 @@ class Server:
         status is what the function returns.
 
         `variables`: all its environment variables. Those that the modules or Python read when they start have no
-        effect. `folder`: its working folder; None: the present one. `reads`: whether `communicate` writes its stdin; if
-        not, its stdin is empty.
+        effect. `folder`: its working folder; None: the present one. `reads`: whether its stdin is a pipe, which
+        `communicate` writes; if not, its stdin is empty.
         """
-        stdin, written = os.pipe()
-        if not reads:
-            os.close(written)
+        stdin, written = os.pipe() if reads else (os.open(os.devnull, os.O_RDONLY), None)
         read, outputs = zip(os.pipe(), os.pipe(), strict=True)
         answers, reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wanted = {"function": function, "arguments": arguments, "variables": dict(variables),
@@ -147,7 +152,7 @@ class Server:
             socket.send_fds(self._control, [request], [stdin, *outputs, reply.fileno()])
         for fd in (stdin, *outputs):
             os.close(fd)
-        return ForkedProcess([written, *read], answers)
+        return ForkedProcess(written, read, answers)
 
     def end(self) -> None:
         self._control.close()

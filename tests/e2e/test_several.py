@@ -12,6 +12,7 @@ from .support import Project, Proved, docker, inspect, until
 
 pytestmark = pytest.mark.engine
 
+# They take long enough to be interrupted.
 SCRIPTS = {"passes.py": "import time\ntime.sleep(3)\n", "fails.py": "import time\ntime.sleep(3)\nfail('on purpose')\n"}
 
 

@@ -65,10 +65,10 @@ def test_it_has_the_arguments_folder_variables_and_streams_of_a_new_process(serv
 
 
 def test_without_input_its_stdin_is_empty(server: Server) -> None:
-    process = server.start("unit.test_fork_server:describe", [], {}, reads=False)
-    with process:
-        assert json.loads(process.stdout.readline())["stdin"] == ""
-        assert process.wait(20) == process.poll() == 7
+    with server.start("unit.test_fork_server:describe", [], {}, reads=False) as process:
+        out, _ = process.communicate()
+    assert json.loads(out.splitlines()[0])["stdin"] == ""
+    assert process.wait(20) == process.poll() == 7
 
 
 @pytest.mark.parametrize(
