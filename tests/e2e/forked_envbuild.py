@@ -34,12 +34,14 @@ def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) -> ForkedProcess:
-    return _server().start("e2e.forked_envbuild:main", arguments, variables, folder=folder, reads=False)
+    server = _server(Path("/proc/self/ns/net").readlink())
+    return server.start("e2e.forked_envbuild:main", arguments, variables, folder=folder, reads=False)
 
 
 @functools.cache
-def _server() -> Server:
-    """The server, with all modules but those that run in other processes or start the command line."""
+def _server(network: Path) -> Server:
+    """The server of a network namespace, which its processes inherit: the chaos campaign switches to one of its own. The
+    server imports all modules but those that run in other processes or start the command line."""
     names = (found.name for found in pkgutil.walk_packages(envbuild.__path__, "envbuild."))
     return Server([__name__, *(name for name in names if not name.startswith(_NOT_IMPORTED))], os.environ)
 
