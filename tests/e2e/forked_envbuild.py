@@ -40,7 +40,7 @@ def start(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) 
 
 @functools.cache
 def _server(network: Path) -> Server:
-    """The server of a network namespace, which its processes inherit: the chaos campaign switches to one of its own. The
+    """The server of a network namespace, which its processes inherit: the chaos campaign switches to its own. The
     server imports all modules but those that run in other processes or start the command line."""
     names = (found.name for found in pkgutil.walk_packages(envbuild.__path__, "envbuild."))
     return Server([__name__, *(name for name in names if not name.startswith(_NOT_IMPORTED))], os.environ)
