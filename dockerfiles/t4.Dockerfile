@@ -1,4 +1,4 @@
-# t4, lock 1f58775bb915, Python 3.11; made by: envbuild export dockerfile t4
+# t4, lock a714029968cd, Python 3.11; made by: envbuild export dockerfile t4
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
@@ -7,6 +7,7 @@
 # DEBIAN_VERSIONS=none the base image (BASE) must have the packages.
 # Not pinned: the base image, a tag.
 # Not pinned: the sha256 of uv 0.13.9, which installs the wheels.
+# Left out: apex, compiled from git 6424da3b4faa6c8f062da4a48c424fff3f02d42d
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 USER 0
@@ -217,6 +218,7 @@ nvidia-nccl-cu13==2.30.7 --hash=sha256:cefa7fdb9710efd0f39c5f1be1d61ff6fc9a996c4
 nvidia-nvjitlink==13.5.37 --hash=sha256:280d7cb9649704145f074b8dbde500de04ce02d0872e066e20a83c17bcaa93eb
 nvidia-nvshmem-cu13==3.4.5 --hash=sha256:290f0a2ee94c9f3687a02502f3b9299a9f9fe826e6d0287ee18482e78d495b80
 nvidia-nvtx==13.0.85 --hash=sha256:4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4
+packaging==26.4 --hash=sha256:81383611a09c1bc0b08b76e0fd5829d7c6824c65b27a6aee339da133f4233ea2
 pip==26.3 --hash=sha256:f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13
 setuptools==84.2.1 --hash=sha256:ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2
 sympy==1.14.0 --hash=sha256:e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5
@@ -243,5 +245,5 @@ ENV TORCH_CUDA_ARCH_LIST="7.5"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:1f58775bb9159e2528ede436b672b429cae934df2e4ae4408f726b02ee7ea8e3"
+LABEL io.envbuild.lock="sha256:a714029968cd9797bb92096251d33da7dc807cf160ea92e7b99389749dc84742"
 CMD ["python"]

@@ -1,7 +1,8 @@
-"""The real apex, compiled for the H200 and found in its image; a second run has nothing to compile.
+"""The real apex, compiled for GPUs of the H100's architecture and found in their images; a second run has nothing to
+compile. h20 has the torch release of all current lines but two, h200 the other.
 
-It takes ten minutes or more, so only `make test-apex` runs it. APEX_GIT: the URL of a mirror of the repository. The
-figures go to benchmarks/results/apex.md.
+It takes half an hour for each profile, so only `make test-apex` runs it. APEX_GIT: the URL of a mirror of the repository.
+The figures go to benchmarks/results/apex_<profile>.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from envbuild.lock import lock_file
 
 from .support import CHECKOUT, Project, docker
 from .test_extensions import audited, kept, steps
@@ -42,10 +45,11 @@ def place(images: None, scratch: Path) -> Project:
     return made
 
 
-def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: str) -> None:
-    name = f"e2e-apex-{run_id}"
-    place.write(name, extends="h200")
-    shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", place.lock(name))
+@pytest.mark.parametrize("profile", ["h20", "h200"])
+def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: str, profile: str) -> None:
+    name = f"e2e-apex-{profile}-{run_id}"
+    place.write(name, extends=profile)
+    shutil.copy(CHECKOUT / "profiles" / f"{profile}.lock.yaml", place.lock(name))
     first = place.start("build", name, "--locked", "--json").finish(7200)
     assert steps(first)["extensions"] is False
     tag = first.document["tags"][0]
@@ -69,21 +73,24 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
     sys.path.insert(0, str(CHECKOUT / "benchmarks"))
     import machine
 
+    lock = lock_file.read(place.lock(name))
+    assert lock
+    torch = lock.versions["torch"]
     size = json.loads(docker("image", "inspect", tag))[0]["Size"]
     took = {step["name"]: step["seconds"] for step in first.document["steps"]}
     rest = {step["name"]: step["seconds"] for step in rebuilt.document["steps"]}
-    machine.write("apex", [
-        "# apex, compiled", "",
+    machine.write(f"apex_{profile}", [
+        f"# apex, compiled for {profile}", "",
         f"Machine: {machine.described()}; load {' '.join(f'{value:.0f}' for value in os.getloadavg())} at the end. "
         "Made by `make test-apex`.", "",
-        f"apex {about['from']['source']['git'][:12]}, torch 2.11.0, CUDA {about['from']['cuda']}, nvcc from wheels, "
+        f"apex {about['from']['source']['git'][:12]}, torch {torch}, CUDA {about['from']['cuda']}, nvcc from wheels, "
         "compute capability 9.0.", "",
         "| what | s |", "|---|---|",
         f"| compile, {about['jobs']} jobs, the builder's layers included | {about['seconds']:.0f} |",
-        f"| `envbuild build h200`, apex not compiled before | {first.seconds:.0f} |",
+        f"| `envbuild build {profile}`, apex not compiled before | {first.seconds:.0f} |",
         f"| ... of which the image's layers | {took['build']:.0f} |",
-        f"| `envbuild build h200` again | {second.seconds:.1f} |",
-        f"| `envbuild build h200 --no-cache`: every layer again, the wheel from the cache | {rebuilt.seconds:.0f} |",
+        f"| `envbuild build {profile}` again | {second.seconds:.1f} |",
+        f"| `envbuild build {profile} --no-cache`: every layer again, the wheel from the cache | {rebuilt.seconds:.0f} |",
         f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
         f"The wheel, {about['sha256'][:12]}, has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all "
         f"loaded in the image without a GPU; the image has {size / 1e9:.1f} GB.",
