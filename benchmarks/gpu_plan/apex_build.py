@@ -1,7 +1,7 @@
 """Compiles two of apex's modules in place, with torch's support for extensions: `python -m gpu_plan.apex_build FOLDER`.
 
-Compiling all twelve modules takes 1619 s on four cores (benchmarks/results/apex_h200.md); norm.apex and optim.apex call only
-these two.
+Compiling all twelve modules takes 1619 s on four cores (benchmarks/results/apex_h200.md); norm.apex and
+optim.apex call only these two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The real apex, compiled for GPUs of the H100's architecture and found in their images; a second run has nothing to
-compile. h20 has the torch release of all current lines but two, h200 the other.
+compile. The two profiles have different torch releases.
 
-It takes half an hour for each profile, so only `make test-apex` runs it. APEX_GIT: the URL of a mirror of the repository.
-The figures go to benchmarks/results/apex_<profile>.md.
+It takes half an hour for each profile, so only `make test-apex` runs it. APEX_GIT: the URL of a mirror of the
+repository. The figures go to benchmarks/results/apex_<profile>.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
         f"| `envbuild build {profile}`, apex not compiled before | {first.seconds:.0f} |",
         f"| ... of which the image's layers | {took['build']:.0f} |",
         f"| `envbuild build {profile}` again | {second.seconds:.1f} |",
-        f"| `envbuild build {profile} --no-cache`: every layer again, the wheel from the cache | {rebuilt.seconds:.0f} |",
+        f"| `envbuild build {profile} --no-cache`: the wheel from the cache | {rebuilt.seconds:.0f} |",
         f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
         f"The wheel, {about['sha256'][:12]}, has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all "
         f"loaded in the image without a GPU; the image has {size / 1e9:.1f} GB.",
