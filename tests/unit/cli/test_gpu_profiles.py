@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from envbuild.facts import database
 from envbuild.pipeline import make_build_and_test
@@ -51,6 +52,18 @@ def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path
     assert [found.id for found in plan.choice.situation.gpus] == [gpu]
     assert not [item for item in plan.choice.advice if item.state == "refused"]
     assert files(project) == []
+
+
+def test_the_documented_profile_compiles_apex_for_cuda_12(project: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "profiles.md"
+    _, begin, rest = page.read_text(encoding="utf-8").partition("# profiles/h20-cu124.yaml\n")
+    assert begin
+    write_profile(project, yaml.safe_load(rest.partition("```")[0]), "h20-cu124")
+    plan = plan_resolver.resolve(profile_reader_and_overrides.load("h20-cu124"))
+    assert plan.extensions["apex"] and plan.extension_toolchain
+    assert (plan.core[-1], plan.extension_toolchain.arch) == ("torch===2.6.0", "9.0")
+    assert plan.extension_toolchain.toolchain.debian
+    assert not [item for item in plan.choice.advice if item.state == "refused"]
 
 
 @pytest.mark.parametrize("gpu", UNSUPPORTED)
