@@ -24,15 +24,16 @@ _PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20}
 
 
 def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, str]:
-    """Return the installed versions by name after the changes, as far as they are known before. Distributions that the
-    changes remove are included with their present versions. `before`: the installed versions."""
+    """Return the installed versions by name after the changes, as far as they are known before. `before`: the installed
+    versions."""
     release = database.torch_release(changes.torch) if changes.torch else None
     bounds = {name: bound for name, bound in release.pins.items() if name in before} if release else {}
     texts = [f"{name}{bound}" for name, bound in bounds.items()]
     texts += [*([f"torch=={changes.torch}"] if changes.torch else []), *(pin.requirement for pin in changes.pins)]
-    found = dict(before)
-    for text in (*texts, *changes.companions, *changes.rebuilt, *changes.packages):
-        requirement = Requirement(text)
+    requirements = [Requirement(text) for text in (*texts, *changes.companions, *changes.rebuilt, *changes.packages)]
+    removed = {*changes.uninstall, *changes.overwriting} - {canonicalize_name(item.name) for item in requirements}
+    found = {name: version for name, version in before.items() if name not in removed}
+    for requirement in requirements:
         exact = re.fullmatch(r"==([^,*]+)", str(requirement.specifier))
         if exact:
             found[canonicalize_name(requirement.name)] = exact[1]

@@ -93,3 +93,18 @@ def test_versions_after_the_planned_changes() -> None:
     planned = project_requirement_check.planned_versions(before, changes)
     new = {"torch": "2.7.1", "torchvision": "0.22.1", "nvidia-cublas-cu12": "12.6.4.1"}
     assert planned == {**before, **new}
+
+
+def test_versions_after_removals() -> None:
+    """A removed distribution is left out, unless the changes install it again."""
+    changes = Changes(torch="2.7.1", uninstall=("apex",), overwriting=("nvidia-cublas", "nvidia-cublas-cu12"))
+    before = {**BEFORE, "apex": "0.9.10.dev0", "nvidia-cublas": "13.0.0.19", "nvidia-cublas-cu12": "12.1.3.1"}
+    planned = project_requirement_check.planned_versions(before, changes)
+    assert planned == {**BEFORE, "torch": "2.7.1", "nvidia-cublas-cu12": "12.6.4.1"}
+
+
+def test_a_removed_distribution_with_a_new_bound_stays() -> None:
+    """The changes install some version of it again, which is not known before."""
+    changes = Changes(packages=("apex>=1",), uninstall=("apex",))
+    before = {**BEFORE, "apex": "0.9.10.dev0"}
+    assert project_requirement_check.planned_versions(before, changes) == before
