@@ -60,9 +60,11 @@ _COLOUR_ENDS = (b"[0m", b"[00m", b"[39m", b"[0;0m")
 colour: in a line without one of them, such text is not a colour."""
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # full-width punctuation, digits and letters -> ASCII
-_ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
-"""An escaped line break, as in a JSON string. Before a small letter, the two characters may be part of a Windows
-path."""
+_PATH_OR_ESCAPED_BREAK = re.compile(
+    rf"{message_normalization.WINDOWS_PATH.pattern}|(?P<end>\\n(?=[\s\"'\\(\[#A-Z0-9_]|$))"
+)
+"""`end`: an escaped line break, as in a JSON string. Before a small letter, the two characters may be part of a
+relative Windows path."""
 _HAN = {1: re.compile("[\u4e00-\u9fff]"), 2: re.compile("[\u4e00-\u9fff]{2}")}
 """One Chinese character, and two adjacent ones."""
 _ASCII_LETTERS = re.compile("[A-Za-z]")
@@ -490,9 +492,18 @@ def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
     if len(line) <= LONGEST and "\r" not in line and "\\n" not in line:
         yield Line(number, line, file)
         return
-    for part in (piece for text in line.split("\r") for piece in _ESCAPED_BREAK.split(text)):
+    for part in (piece for text in line.split("\r") for piece in _split_at_escaped_breaks(text)):
         for start in range(0, len(part), LONGEST):
             yield Line(number, part[start : start + LONGEST], file)
+
+
+def _split_at_escaped_breaks(text: str) -> Iterator[str]:
+    start = 0
+    for match in _PATH_OR_ESCAPED_BREAK.finditer(text):
+        if match["end"]:
+            yield text[start : match.start()]
+            start = match.end()
+    yield text[start:]
 
 
 @cache

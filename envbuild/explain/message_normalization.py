@@ -22,6 +22,22 @@ _TAG = re.compile(
     r"|(?P<block></?(?:blockquote|br|div|h\d|li|p|td|th|tr)(?: [^<>]{0,200})?/?>)"
 )
 """HTML tags. `block`: those between which a reader sees a space."""
+
+
+def _windows_path(character: str) -> str:
+    """Returns a pattern of an absolute path on Windows, with single or doubled backslashes, and at least two of them. A
+    backslash after the name of a file, such as train.py, is not part of the path: it may begin an escaped line break.
+    `character`: of the names in the path."""
+    not_after_file = r"(?<!\w\.[a-z])(?<!\w\.[a-z]{2})(?<!\w\.[a-z]{3})"
+    single, doubled = (
+        f"(?:{not_after_file}{separator}{character}*){{2,}}" for separator in (r"\\(?!\\)", r"\\\\(?!\\)")
+    )
+    return f"(?<![A-Za-z])[A-Za-z]:(?:{single}|{doubled})"
+
+
+_PATH_WITH_SPACES, _PATH = _windows_path(r"[^\\\"'<>|*?:]"), _windows_path(r"[^\\\"'<>|*?:\s]")
+WINDOWS_PATH = re.compile(rf"((?<=[\"']){_PATH_WITH_SPACES}(?=\\?[\"'])|{_PATH})")
+"""An absolute path on Windows. It contains spaces only if it is quoted."""
 _ESCAPES = (
     (re.compile(r"\\(?:r\\)?n|\\t"), " "),
     (re.compile(r"\\'"), "'"),
@@ -82,23 +98,30 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def normalized(text: str) -> str:
     """Returns a line with straight quotes and single spaces, and without escapes, tags and prefixes. Numbers and paths
-    are not replaced with placeholders. But \\n, \\t and %20 become spaces, also within a path."""
+    are not replaced with placeholders. But %20 becomes a space, also within a path."""
     if "\\u" in text:
         text = _UNICODE.sub(_unescaped, text)
     if "<" in text:
         text = _TAG.sub(lambda tag: " " if tag["block"] else "", text).strip()
     if "&" in text:
         text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    parts = WINDOWS_PATH.split(text) if ":\\" in text else [text]
+    parts[::2] = map(_without_escapes, parts[::2])  # the others are paths
+    return _SPACES.sub(" ", without_prefix("".join(parts)).translate(_CHARACTERS)).rstrip()
+
+
+def _without_escapes(text: str) -> str:
     for pattern, character in _ESCAPES:
         text = pattern.sub(character, text)
-    return _SPACES.sub(" ", without_prefix(text).translate(_CHARACTERS)).rstrip()
+    return text
 
 
 _PROGRESS = re.compile(r"^[^|]{0,80}\d{1,3}%\|[^|]{0,200}\||\b\d{1,9}/\d{1,9} \[[\d:]{1,9}<")
 """A line of tqdm."""
 _RECORD = re.compile(
     r"^(?:\[|\{|File \"|Traceback|#\d|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:[A-Z]\w{0,60})?(?:Error|Exception|Warning)\b"
-    r"|terminate called|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} |[\w./-]{1,80}:\d{1,6}:)"
+    r"|terminate called|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} "
+    r"|[\w./-]{1,80}:\d{1,6}:|[A-Za-z]:[\\/][\w.\\/ -]{1,200}:\d{1,6}:)"
 )
 """The beginning of a new message, which does not continue the line before it."""
 _ENDED = re.compile(r"[.!?}|。]$|\.py, line \d{1,6}$")

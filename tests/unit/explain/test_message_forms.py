@@ -110,6 +110,8 @@ def test_each_family_of_errors_has_forms_with_the_number() -> None:
         (r"done \ud83c\udf89\u0021", "done \U0001f389!"),
         (r"cut \ud83c, and \udf89", "cut \ufffd, and \ufffd"),
         (r"CUDNN\_STATUS", "CUDNN_STATUS"),
+        (r"“x” in C:\torch\nn\_x.py:1:\tfull", r'"x" in C:\torch\nn\_x.py:1: full'),
+        (r'File "C:\my files\tests\_x.py", line 1\tin f', r'File "C:\my files\tests\_x.py", line 1 in f'),
     ],
 )
 def test_the_plain_form_of_a_line(text: str, plain: str) -> None:
@@ -131,6 +133,37 @@ def test_control_sequences_are_removed_however_their_escape_character_is_written
 @pytest.mark.parametrize("text", ["eta [5m 3s], rank [3]", "pattern ^[[A-Z]", "C:\\x1b[a]", "list[0]m"])
 def test_other_text_in_brackets_is_kept(text: str) -> None:
     assert log_reader_and_search.Log(text.encode()).lines[0].text == text
+
+
+@pytest.mark.parametrize(
+    "path", [r"C:\Users\me\nCube\_x.py", r"d:\n1\x.py", r"C:\torch\n", r"C:\\Users\\nCube\\x.py", r"E:\a.b-1.0\nCube"]
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", ""), ('  File "', '", line 1, in f'), (r'{"e": "File \"', r'\", line 1"}'), ("see ", ":1: x")],
+)
+def test_an_absolute_path_on_windows_is_not_split(before: str, path: str, after: str) -> None:
+    """A backslash and an n begin an escaped line break elsewhere."""
+    text = f"{before}{path}{after}"
+    assert [line.text for line in log_reader_and_search.Log(text.encode()).lines] == [text]
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_quoted_path_on_windows_with_a_space_is_not_split(quote: str) -> None:
+    text = rf"open({quote}C:\Users\A B\nCube\x{quote})"
+    assert [line.text for line in log_reader_and_search.Log(text.encode()).lines] == [text]
+
+
+@pytest.mark.parametrize("before", [r"C:\Users\x.py", r'{"path": "C:\\Users\\me', "x:", r"see C:\a\b failed", "C:/a"])
+def test_a_line_is_split_after_a_path_on_windows(before: str) -> None:
+    log = log_reader_and_search.Log(rf"{before}\nRuntimeError".encode())
+    assert [line.text for line in log.lines] == [before, "RuntimeError"]
+
+
+@pytest.mark.parametrize("path", ["/v/x.py", r"C:\my files\x.py", "C:/v/x.py"])
+def test_a_line_that_begins_with_a_file_and_its_line_is_a_new_message(path: str) -> None:
+    lines = [("", "RuntimeError: there was not enough of the"), ("", f"{path}:12: memory")]
+    assert list(message_normalization.joined(lines)) == []
 
 
 def test_colours_are_removed_only_from_lines_in_which_a_colour_ends() -> None:

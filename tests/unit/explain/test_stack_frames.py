@@ -44,6 +44,7 @@ def causes(text: str) -> list[str]:
             "cublas",
         ),
         (FPE + "#0  0x1 in decode_frame () from /usr/lib/libavcodec.so.58\n", stack_frames.OTHER),
+        (FPE + "#0  0x1 in decode_frame (x=1) at C:\\src\\decode.c:12\n", stack_frames.OTHER),
     ],
 )  # fmt: skip
 def test_the_library_of_the_innermost_frames(text: str, component: str) -> None:
