@@ -188,7 +188,10 @@ def failures(record: RunRecord) -> list[str]:
     return [*record.by_status("failed"), *record.errors, *nothing]
 
 
-def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
+_OTHER_SELFTEST = "proved by a different version of the self-test"
+
+
+def _different_selftest(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
     """Return why the result of a different version of the self-test is not valid; None if it is valid. The result is
     valid if the harness, all required probes and all probes of the required level have the same versions as now."""
     made = record.selftest
@@ -196,14 +199,14 @@ def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
         return None
     present = probe_catalogue_reader.versions()
     if made.versions.get(HARNESS) != present[HARNESS]:
-        return "proved by an older self-test"
+        return _OTHER_SELFTEST
     names = [name for name, probe in probe_catalogue_reader.known_probes().items() if probe.within(wanted.level)]
     changed = [
         name
         for name in dict.fromkeys((*names, *wanted.require))
         if name not in present or made.versions.get(name) != present[name]
     ]
-    return f"proved by an older self-test: {', '.join(changed)} changed since" if changed else None
+    return f"{_OTHER_SELFTEST} (different: {', '.join(changed)})" if changed else None
 
 
 def _objection(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
@@ -212,8 +215,8 @@ def _objection(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
         return "proved for another lock"
     if failed := failures(record):
         return f"the self-test failed: {', '.join(failed)}"
-    if older := _outdated(record, wanted):
-        return older
+    if different := _different_selftest(record, wanted):
+        return different
     if record.selftest.settings != dict(wanted.settings):
         return "proved with different settings of torch"
     if record.selftest.gpu_count < wanted.gpu_count:

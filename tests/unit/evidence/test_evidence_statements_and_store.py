@@ -373,7 +373,7 @@ def test_another_lock_is_stale(locked: Lock) -> None:
 
 def test_an_older_selftest_is_stale(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None)))
-    assert state(locked) == ("stale", "proved by an older self-test")
+    assert state(locked) == ("stale", "proved by a different version of the self-test")
 
 
 def test_a_selftest_with_the_same_versions_counts(locked: Lock) -> None:
@@ -384,9 +384,14 @@ def test_a_selftest_with_the_same_versions_counts(locked: Lock) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"harness": 0}, "proved by an older self-test"),
-        ({"harness": None}, "proved by an older self-test"),
-        ({"gemm.crash": 0, "conv": None}, "proved by an older self-test: gemm.crash, conv changed since"),
+        ({"harness": 0}, "proved by a different version of the self-test"),
+        ({"harness": None}, "proved by a different version of the self-test"),
+        ({"harness": 999}, "proved by a different version of the self-test"),
+        ({"conv": 999}, "proved by a different version of the self-test (different: conv)"),
+        (
+            {"gemm.crash": 0, "conv": None},
+            "proved by a different version of the self-test (different: gemm.crash, conv)",
+        ),
     ],
 )
 def test_a_selftest_with_other_versions_is_stale(locked: Lock, changed: dict[str, int | None], reason: str) -> None:
@@ -399,13 +404,14 @@ def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
     assert state(locked, level="quick")[0] == "proved"
     evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
-    assert state(locked, level="quick", require=("conv",))[1] == "proved by an older self-test: conv changed since"
+    reason = "proved by a different version of the self-test (different: conv)"
+    assert state(locked, level="quick", require=("conv",))[1] == reason
 
 
 @pytest.mark.parametrize("version", [1, None])
 def test_a_required_probe_that_this_selftest_lacks_proves_nothing(locked: Lock, version: int | None) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest=older(**{"new.probe": version})))
-    reason = "proved by an older self-test: new.probe changed since"
+    reason = "proved by a different version of the self-test (different: new.probe)"
     assert state(locked, level="quick", require=("new.probe",)) == ("stale", reason)
 
 
@@ -444,7 +450,7 @@ def test_the_newest_that_counts_is_taken(locked: Lock) -> None:
 def test_the_newest_reason_is_given_where_none_counts(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, failed_run(), day=0))
     evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None), day=1))
-    assert state(locked) == ("stale", "proved by an older self-test")
+    assert state(locked) == ("stale", "proved by a different version of the self-test")
 
 
 def test_a_later_failure_takes_an_earlier_proof_away(locked: Lock) -> None:

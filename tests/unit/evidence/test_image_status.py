@@ -280,7 +280,7 @@ def test_an_older_selftest_is_out_of_date(world: World) -> None:
     image = world.built(image_of())
     world.proved(image, selftest=OLD_SELFTEST)
     found = world.status()
-    assert (found.state, found.details) == ("stale", ("sample: proved by an older self-test",))
+    assert (found.state, found.details) == ("stale", ("sample: proved by a different version of the self-test",))
 
 
 @pytest.mark.parametrize(
