@@ -8,7 +8,8 @@ import click
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
 from envbuild.image import image_and_cache_pruning, lock_paths_of_built_images
-from envbuild.image.docker_engine import Engine, UnusableEngine
+from envbuild.image.docker_engine import Engine
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.image.image_and_cache_pruning import Removable
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock

@@ -14,7 +14,8 @@ from envbuild.evidence import environment_measurement, image_status, python_envi
 from envbuild.evidence.image_status import Status, StatusDocument
 from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
 from envbuild.fetch import index_config
-from envbuild.image.docker_engine import Engine, UnusableEngine
+from envbuild.image.docker_engine import Engine
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins, wheel_file_hashes_and_contents
 from envbuild.lock.outdated_pins import Outdated

@@ -15,8 +15,9 @@ from typing import Any
 import docker
 import docker.errors
 import requests
+from docker.utils.config import find_config_file
 
-from envbuild.image.engine_endpoint_and_errors import endpoint, why
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine, endpoint, why
 from envbuild.registry.byte_block_streams import Blocks
 from envbuild.util import disk_space, user_folders
 from envbuild.util.atomic_files import write_atomically
@@ -34,10 +35,6 @@ _NO_ROOM = "free space where it runs: docker system df; docker buildx prune; doc
 _GONE = "if the engine ended, its log says why; once docker version answers, run the same command again"
 _GONE_FULL = "free space there, start the engine again (its log says why it ended), then run the same command again"
 START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
-
-
-class UnusableEngine(EngineError):
-    """No engine answers, or envbuild cannot use the one that answers."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ class Engine:
     def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
         """`timeout`: seconds for one response; `builder`: the buildx builder to use, if not the engine's default.
 
-        Raises UnusableEngine if no engine responds, if it is older than 23.0, or if it is Podman; EngineError if the
-        docker context is missing or cannot be read.
+        Raises UnusableEngine if no engine responds, if it is older than 23.0, if it is Podman, or if its address, the
+        docker context or docker's configuration is invalid.
         """
         self.builder = builder
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
@@ -77,6 +74,14 @@ class Engine:
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise UnusableEngine(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
+        except ValueError as error:
+            raise UnusableEngine(
+                f"invalid address of a Docker Engine: {self.host}: {error}",
+                hint="correct DOCKER_HOST or the docker context: docker context ls",
+            ) from error
+        except (AttributeError, TypeError) as error:  # of the library, for JSON of another type
+            file = str(find_config_file() or "config.json")
+            raise UnusableEngine(f"invalid configuration of docker in {file}: {error}", hint="correct it") from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):

@@ -6,8 +6,10 @@ import os
 
 import docker
 import docker.context
+import docker.context.config
 import docker.tls
 import docker.utils
+import docker.utils.config
 import requests
 
 from envbuild.util.errors import EngineError
@@ -15,21 +17,37 @@ from envbuild.util.errors import EngineError
 _DEEPEST = 20  # how many nested errors are searched at most
 
 
+class UnusableEngine(EngineError):
+    """No engine answers, or envbuild cannot use the one that answers."""
+
+
 def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
     """Return the engine's address and TLS configuration: from DOCKER_HOST, else from the current docker context, else
-    the default socket. Raises EngineError if the context cannot be read or does not exist."""
+    the default socket. Raises UnusableEngine if the context is invalid or does not exist."""
     if os.environ.get("DOCKER_HOST"):
         parameters = docker.utils.kwargs_from_env()
         return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
+    chosen = os.environ.get("DOCKER_CONTEXT")
+    by = "DOCKER_CONTEXT" if chosen else str(docker.utils.config.find_config_file() or "the configuration of docker")
+    name = chosen or docker.context.config.get_current_context_name()
     try:
-        chosen = os.environ.get("DOCKER_CONTEXT")
-        api = docker.context.ContextAPI
-        context = api.get_context(chosen) if chosen else api.get_current_context()
-    except Exception as error:  # the library raises bare Exception for a damaged context
-        raise EngineError(f"the current docker context cannot be read: {error}", hint="docker context use") from error
+        context = docker.context.ContextAPI.get_context(name)
+        host, tls = (context.Host, context.TLSConfig) if context else (None, None)
+        if host is not None and not isinstance(host, str):
+            raise TypeError(f"Host is not text: {host!r}")
+    except Exception as error:  # the library raises Exception and errors of many types for an invalid context
+        fault = f"the key {error} is missing" if isinstance(error, KeyError) else why(error)
+        raise UnusableEngine(
+            f"invalid docker context {name!r}, which {by} names: {fault}",
+            hint="docker context ls; then remove this context and create it again: docker context rm; docker context "
+            "create",
+        ) from error
     if context is None:
-        raise EngineError("the current docker context does not exist", hint="docker context ls; docker context use")
-    return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
+        remedy = "unset DOCKER_CONTEXT, or set it to one of these" if chosen else "docker context use NAME"
+        raise UnusableEngine(
+            f"missing docker context {name!r}, which {by} names", hint=f"docker context ls; then {remedy}"
+        )
+    return host or "unix:///var/run/docker.sock", tls
 
 
 def why(error: BaseException) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import build_records, lock_paths_of_built_images
-from envbuild.image.docker_engine import Image, UnusableEngine
+from envbuild.image.docker_engine import Image
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock

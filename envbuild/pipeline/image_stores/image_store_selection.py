@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.image.docker_engine import UnusableEngine
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.pipeline import runner_selection
 from envbuild.pipeline.image_stores.engine_images import EngineImages
 from envbuild.pipeline.image_stores.image_store import ImageStore
@@ -17,8 +17,8 @@ def find_image_store(
     context: StepContext, on: RunnerOptions, profile: str, request: RunRequest
 ) -> ImageStore | EngineError:
     """Return the engine. If no usable engine answers (UnusableEngine) and the self-test runs on a cluster, return the
-    cluster's registry. If that is not set either, or after another error of the engine, such as an unreadable docker
-    context, return the error.
+    cluster's registry. If that is not set either, or after another error, such as an unknown builder, return the
+    error.
 
     Raises what `selected_cluster` raises, if no usable engine answers."""
     try:

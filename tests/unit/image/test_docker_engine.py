@@ -22,7 +22,7 @@ import pytest
 
 from envbuild.image import docker_client_finder
 from envbuild.image.docker_engine import Engine
-from envbuild.image.engine_endpoint_and_errors import endpoint
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine, endpoint
 from envbuild.util.errors import DiskError, EngineError, EnvbuildError
 from unit.served import served
 
@@ -202,8 +202,11 @@ def test_a_missing_context_is_reported() -> None:
     folder = Path(os.environ["DOCKER_CONFIG"])
     folder.mkdir()
     (folder / "config.json").write_text('{"currentContext": "gone"}', encoding="utf-8")
-    with pytest.raises(EngineError, match="context"):
+    with pytest.raises(
+        UnusableEngine, match=f"missing docker context 'gone', which {folder}/config.json names"
+    ) as caught:
         Engine()
+    assert caught.value.hint == "docker context ls; then docker context use NAME"
 
 
 def test_the_context_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +216,55 @@ def test_the_context_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv("DOCKER_CONTEXT", "remote")
         assert endpoint()[0] == found.host
         monkeypatch.setenv("DOCKER_CONTEXT", "nosuch")
-        with pytest.raises(EngineError, match="context"):
+        with pytest.raises(
+            UnusableEngine, match="missing docker context 'nosuch', which DOCKER_CONTEXT names"
+        ) as caught:
             Engine()
+        assert "unset DOCKER_CONTEXT" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("chosen", ["configuration", "variable"])
+@pytest.mark.parametrize(
+    "meta",
+    ["", "{", "[]", "{}", '{"Name": "x", "Metadata": null, "Endpoints": {}}', '{"Metadata": {}, "Endpoints": []}']
+    + [
+        f'{{"Name": "x", "Metadata": {{}}, "Endpoints": {{"docker": {end}}}}}'
+        for end in ("null", '{"Host": 5}', '{"Host": []}')
+    ],
+)
+def test_an_invalid_context_is_reported(meta: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    context("x", "unix:///no/such.sock")
+    folder = Path(os.environ["DOCKER_CONFIG"])
+    (file,) = folder.rglob("meta.json")
+    file.write_text(meta, encoding="utf-8")
+    if chosen == "variable":
+        monkeypatch.setenv("DOCKER_CONTEXT", "x")
+    by = "DOCKER_CONTEXT" if chosen == "variable" else f"{folder}/config.json"
+    with pytest.raises(UnusableEngine, match=f"invalid docker context 'x', which {by} names: .") as caught:
+        Engine()
+    assert "docker context rm" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("host", ["tcp://[", "tcp://host:x", "tcp://host:99999"])
+@pytest.mark.parametrize("variable", [True, False])
+def test_an_invalid_address_of_an_engine_is_reported(
+    host: str, variable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable:
+        monkeypatch.setenv("DOCKER_HOST", host)
+    else:
+        context("x", host)
+    with pytest.raises(UnusableEngine, match=f"invalid address of a Docker Engine: {re.escape(host)}: ") as caught:
+        Engine()
+    assert "DOCKER_HOST or the docker context" in str(caught.value.hint)
+
+
+def test_a_configuration_of_another_type_is_reported() -> None:
+    folder = Path(os.environ["DOCKER_CONFIG"])
+    folder.mkdir()
+    (folder / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(UnusableEngine, match=f"invalid configuration of docker in {folder}/config.json: "):
+        Engine()
 
 
 @pytest.mark.xfail(strict=True, reason="the docker library finds no context without a config.json next to it")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.image.docker_engine import UnusableEngine
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.pipeline import multi_profile_make, preflight_steps, progress_events
 from envbuild.pipeline.model import MakeResult, Options
 from envbuild.pipeline.preflight_report import Preflight, ProofMachine, Provability, judge_proof

@@ -22,7 +22,8 @@ from envbuild.cli import status as status_command
 from envbuild.evidence import evidence_statements_and_store, image_status
 from envbuild.image import build_records
 from envbuild.image.build_records import Record
-from envbuild.image.docker_engine import Engine, UnusableEngine
+from envbuild.image.docker_engine import Engine
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file, wheel_file_hashes_and_contents
 from envbuild.pipeline import image_steps, layer_steps, make_build_and_test, selftest_steps
