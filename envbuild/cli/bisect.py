@@ -80,7 +80,7 @@ def command(
     hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)
     done = version_bisection.bisect(name, hunt, Console())
     answer = done.document()
-    if answer.first_passing is None:
+    if answer.passing_version is None:
         error = CheckFailed(summary_sentence(done))
         error.partial = plain(answer)
         raise error

@@ -121,8 +121,8 @@ class VersionChange:
 @dataclass(frozen=True)
 class BisectionDocument:
     """The document of `bisect`. `state`: found: the outcome changes; all-pass, none-pass: both ends agree; unknown: no
-    version could be tried. `first_passing`: the version of `change` that passes; without a change, the oldest version
-    that could be tried, if it passes."""
+    version could be tried. `passing_version`: the version of `change` that passes; without a change, the oldest
+    version that could be tried, if it passes."""
 
     profile: str
     state: Literal["found", "all-pass", "none-pass", "unknown"]
@@ -130,7 +130,7 @@ class BisectionDocument:
     distribution: str | None
     probe: str
     script: str | None
-    first_passing: str | None
+    passing_version: str | None
     change: VersionChange | None
     versions: tuple[str, ...]
     tries: tuple[TryRow, ...]
@@ -150,7 +150,7 @@ class Bisection:
 
     def document(self) -> BisectionDocument:
         found, versions = self.found, self.versions
-        first = found.passing if found else None
+        passing = found.passing if found else None
         return BisectionDocument(
             profile=self.profile,
             state=_state(found),
@@ -158,7 +158,7 @@ class Bisection:
             distribution=self.distribution,
             probe=self.hunt.probe,
             script=str(self.hunt.script) if self.hunt.script else None,
-            first_passing=versions[first] if first is not None else None,
+            passing_version=versions[passing] if passing is not None else None,
             change=VersionChange(versions[found.low], versions[found.high]) if found and found.changes else None,
             versions=versions,
             tries=tuple(

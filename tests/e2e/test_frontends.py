@@ -86,7 +86,7 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
     )
     assert done.code == 0, done.stderr
     document = done.document
-    assert (document["first_passing"], document["change"]) == (newest, {"before": oldest, "after": newest})
+    assert (document["passing_version"], document["change"]) == (newest, {"before": oldest, "after": newest})
     assert [row["version"] for row in document["tries"]] == [oldest, newest]
     assert document["tries"][0]["reason"] == f"own.script: exit: the script ended: too old: {oldest}"
     assert f" {oldest}: self-test\n" in done.stderr

@@ -118,7 +118,7 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
 def test_the_tries_are_reported_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, {**passing_from("1.6"), "1.5": "unmakable"})
     document = hunted("--json").document
-    assert (document["first_passing"], document["change"]) == ("1.6", {"before": "1.4", "after": "1.6"})
+    assert (document["passing_version"], document["change"]) == ("1.6", {"before": "1.4", "after": "1.6"})
     assert document["versions"] == VERSIONS
     assert [item["version"] for item in document["tries"]] == made.made
     tries = {item["version"]: item for item in document["tries"]}
@@ -140,7 +140,7 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
     document = result.document
     assert (result.code, document["error"]["kind"]) == (NetworkError.code, "network")
     assert [(item["version"], item["state"]) for item in document["tries"]] == [("1.0", "failed"), ("1.9", "passed")]
-    assert (document["first_passing"], document["versions"], document["state"]) == (None, VERSIONS, "unknown")
+    assert (document["passing_version"], document["versions"], document["state"]) == (None, VERSIONS, "unknown")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_message_if_nothing_changes_or_in_the_other_direction(
     result = hunted()
     assert result.code == code
     assert words in result.stdout + result.stderr
-    assert (hunted("--json").document["first_passing"] is None) is (code == 5)
+    assert (hunted("--json").document["passing_version"] is None) is (code == 5)
 
 
 def test_a_probe_that_cannot_run_here_decides_nothing(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> 
     made = bench(monkeypatch, project, passing_from("1.6"))
     (project / "a smoke.py").write_text("the_script", encoding="utf-8")
     document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "a smoke.py", "--json").document
-    assert (document["first_passing"], document["script"]) == ("1.6", "a smoke.py")
+    assert (document["passing_version"], document["script"]) == ("1.6", "a smoke.py")
     assert {options.script for options in made.options} == {Script("a_smoke.py", "the_script")}
     assert {options.request for options in made.options} == {RunRequest(probes=("own.script",))}
     assert document["tries"][0]["reason"] == "own.script: signal at a step: why"
