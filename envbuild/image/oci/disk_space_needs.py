@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import Deb
@@ -74,8 +75,8 @@ def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequenc
 
 
 def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
-    """Estimate the bytes that envbuild's caches still need: missing wheels and archives, the base if it is not made
-    yet, and the missing layers of a base image, if its manifest was downloaded. The packages of `apt:` are not counted.
+    """Estimate the bytes that envbuild's caches still need: missing wheels, archives and Debian packages, the bases
+    that are not made yet, and the missing layers of a base image, if its manifest was downloaded.
 
     `compiling`: include the tools that compile extensions.
     """
@@ -85,13 +86,24 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
         sha256_file_store.archive_store(),
         sha256_file_store.debs(),
     )
+    bases = _missing_bases(lock)
+    debs = {deb.sha256: deb for deb in (*tools, *(lock.apt if lock.suite else ()), *chain(*bases))}
     packed_bytes = sum(w.bytes for w in wheels if not wheel_store.holds(w.wheel.sha256, w.wheel.file))
     packed_bytes += sum(a.bytes for a in archives if not archive_store.holds(a.sha256, a.name))
-    packed_bytes += sum(deb.bytes for deb in tools if not deb_store.holds(deb.sha256, deb.file))
+    packed_bytes += sum(deb.bytes for deb in debs.values() if not deb_store.holds(deb.sha256, deb.file))
     if lock.image:
         packed_bytes += base_image_download.missing_bytes(lock.image, lock.platform) or 0
-    made = debian_base_tar.tar_file(lock, make=False).is_file() or not lock.suite
-    return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
+    # mmdebstrap reads a copy of the packages
+    return packed_bytes + int(sum(deb.bytes for deb in chain(*bases)) * (1 + _DEB_UNPACKED))
+
+
+def _missing_bases(lock: Lock) -> list[tuple[Deb, ...]]:
+    """Return the packages of each base that is not made yet: without the packages of `apt:`, and with them if there are
+    any."""
+    bases = [(lock.base, False), ((*lock.base, *lock.apt), True)] if lock.apt else [(lock.base, False)]
+    return [
+        debs for debs, apt in bases if lock.suite and not debian_base_tar.tar_file(lock, make=False, apt=apt).is_file()
+    ]
 
 
 def require_disk_space(engine: Engine | None, lock: Lock, compiling: bool = False) -> None:

@@ -32,7 +32,8 @@ def locked(project: Path) -> Lock:
     made = dataclasses.replace(plain, archives=archives)
     files = [sha256_file_store.wheel_store().path(w.wheel.sha256, w.wheel.file) for w in made.wheels]
     files += [sha256_file_store.archive_store().path(item.sha256, item.name) for item in made.archives]
-    for file in (*files, debian_base_tar.tar_file(made)):
+    files += [sha256_file_store.debs().path(deb.sha256, deb.file) for deb in made.debs]
+    for file in (*files, *(debian_base_tar.tar_file(made, apt=apt) for apt in (False, True))):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     return made
@@ -83,6 +84,23 @@ def test_the_required_disk_space_grows_with_the_lock(locked: Lock) -> None:
     without = dataclasses.replace(locked, archives=())
     packed = sum(archive.bytes for archive in locked.archives)
     assert disk_space_needs.needed_bytes(locked) > disk_space_needs.needed_bytes(without) + packed * 3
+
+
+def test_missing_debian_packages_and_both_bases_count(locked: Lock) -> None:
+    """A base needs space for its tar and for a copy of its packages."""
+    base, apt = (sum(deb.bytes for deb in debs) for debs in (locked.base, locked.apt))
+    assert base > 0 < apt
+    debian_base_tar.tar_file(locked, apt=True).unlink()
+    with_apt = int((base + apt) * 5.5)
+    assert disk_space_needs.fetched_bytes(locked) == with_apt
+    debian_base_tar.tar_file(locked).unlink()
+    both = int((2 * base + apt) * 5.5)
+    assert disk_space_needs.fetched_bytes(locked) == both
+    shutil.rmtree(sha256_file_store.debs().folder)
+    assert disk_space_needs.fetched_bytes(locked) == both + base + apt
+    for has_apt in (False, True):
+        debian_base_tar.tar_file(locked, apt=has_apt).touch()
+    assert disk_space_needs.fetched_bytes(locked) == apt, "they are downloaded even if both bases are made"
 
 
 def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: Path) -> None:
