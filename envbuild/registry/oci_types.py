@@ -30,6 +30,12 @@ _TAG = re.compile(image_reference_patterns.TAG)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
+def server_of(registry: str) -> str:
+    """Return the host that serves a registry. Docker Hub has another host than its name docker.io. envbuild reads
+    the registry's certificate from the folder below /etc/docker/certs.d that has the name of this host."""
+    return "registry-1.docker.io" if registry == "docker.io" else registry
+
+
 @dataclass(frozen=True)
 class Reference:
     """An image in a registry, in docker's notation. `host`: the registry. Without tag and digest, the tag is

@@ -25,7 +25,6 @@ from envbuild.util.http_deadlines import TooSlow
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 _LOG = logging.getLogger(__name__)
-_HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
 _BLOCK = 1 << 20
 _PAUSES = blob_uploads.PAUSES  # seconds, before a download is resumed
@@ -44,7 +43,7 @@ class Repository:
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
-        host = _HUB if reference.host == "docker.io" else reference.host
+        host = oci_types.server_of(reference.host)
         file = Path("/etc/docker/certs.d") / host / "ca.crt"
         authority = str(file) if file.is_file() else None
         base = _origin(host, authority)

@@ -24,7 +24,7 @@ import requests
 from urllib3.util.retry import Retry
 
 from envbuild.fetch import tls_errors
-from envbuild.registry import tls_context
+from envbuild.registry import oci_types, tls_context
 from envbuild.util import http_deadlines, network_settings, strict_and_canonical_json, url_redaction
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.http_deadlines import Adapter
@@ -350,7 +350,8 @@ def unreachable(host: str, error: requests.RequestException, registry: str | Non
     the registry that names the host, if it is a different one."""
     if isinstance(error, requests.exceptions.SSLError):
         fault = tls_errors.tls_fault(error)
-        authority = f"put its CA certificate into /etc/docker/certs.d/{registry or host}/ca.crt, or {fault.hint}"
+        folder = f"/etc/docker/certs.d/{oci_types.server_of(registry or host)}"
+        authority = f"put its CA certificate into {folder}/ca.crt, or {fault.hint}"
         kind = HostUnreachable if fault.temporary else NetworkError
         text = f"no TLS connection to {host}: {fault.message}"
         return kind(text, hint=authority if fault.untrusted else fault.hint)

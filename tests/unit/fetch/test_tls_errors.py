@@ -92,6 +92,13 @@ def fault(error: requests.exceptions.SSLError) -> tuple[str, str]:
     return found.message, found.hint or ""
 
 
+def test_the_folder_of_certificates_for_docker_hub(tmp_path: Path) -> None:
+    """Docker Hub has another host than its name docker.io."""
+    error = error_of(context(certificate(tmp_path / "a.pem")), None)
+    found = registry_http_and_auth.unreachable("docker.io", error)
+    assert "put its CA certificate into /etc/docker/certs.d/registry-1.docker.io/ca.crt, or" in str(found.hint)
+
+
 def test_an_unknown_authority(tmp_path: Path) -> None:
     message, hint = fault(error_of(context(certificate(tmp_path / "a.pem")), None))
     assert message == "no TLS connection to r.example: this machine does not trust the server's certificate"
