@@ -17,6 +17,7 @@ import docker.errors
 import requests
 from docker.utils.config import find_config_file
 
+from envbuild.image import build_records
 from envbuild.image.engine_endpoint_and_errors import UnusableEngine, endpoint, why
 from envbuild.registry.byte_block_streams import Blocks
 from envbuild.util import disk_space, user_folders
@@ -185,13 +186,14 @@ class Engine:
         return image
 
     def _image_id(self, handle: str) -> str:
-        """Return the configuration's digest. On the containerd store only an export contains it, so the result is
-        cached."""
+        """Return the configuration's digest. On the containerd store it is read from the cache, else from a build
+        record, else from an export of the image, and cached: the engine does not state it."""
         if not self.containerd_store:
             return handle
         known = user_folders.cache_folder("image-ids") / handle.replace(":", "-")
         if not known.is_file():
-            write_atomically(known, self._exported_id(handle))
+            recorded = (record.image for record in build_records.all_records() if record.handle == handle)
+            write_atomically(known, next(recorded, None) or self._exported_id(handle))
         return known.read_text(encoding="utf-8")
 
     def _exported_id(self, handle: str) -> str:

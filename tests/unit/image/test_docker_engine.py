@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.image import docker_client_finder
+from envbuild.image import build_records, docker_client_finder
 from envbuild.image.docker_engine import Engine
 from envbuild.image.engine_endpoint_and_errors import UnusableEngine, endpoint
 from envbuild.util.errors import DiskError, EngineError, EnvbuildError
@@ -308,6 +308,18 @@ def test_an_image_is_found_by_its_configurations_digest_on_the_containerd_store(
     image = Engine().find("x:y")
     assert image is not None
     assert (image.id, image.handle) == (f"sha256:{'c' * 64}", "sha256:handle")
+
+
+def test_the_id_of_a_built_image_on_the_containerd_store_is_that_of_its_record(api: Api) -> None:
+    """The image is not exported: that takes long, and the image may be gone by then."""
+    api.answers["/info"] = (200, {"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]})
+    api.answers["/images/x:y/json"] = (200, FOUND)
+    for handle, image_id in (("sha256:other", "sha256:d"), ("sha256:handle", "sha256:c")):
+        build_records.write(build_records.Record(image_id, handle, "lock", handle[7:], (), "envbuild 0"))
+    image = Engine().find("x:y")
+    assert image is not None
+    assert (image.id, image.handle) == ("sha256:c", "sha256:handle")
+    assert not [request for request in api.requests if request.endswith("/get")]
 
 
 @pytest.mark.parametrize("code", [404, 400])
