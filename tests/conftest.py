@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return _scope(nodeid.partition("::")[0])
 
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without garbage collection, which would take as long as the rest: the millions of new objects
+    stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
