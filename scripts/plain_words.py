@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
-# The idiom, as a regular expression, and what to write instead.
+# The idiom, as a regular expression in lower case, and what to write instead.
 RULES = (
     (r"told", "reported, shown, printed, named"),
     (r"(?<!there )(?:is|are) no(?! longer)", "is not a, has no, there is no; or say what it is"),
@@ -31,11 +33,15 @@ RULES = (
     (r"speaks? for", "supports, is evidence of"),
     (r"is said", "is reported, is printed; or who says it"),
     (r"wish(?:es|ed)?", "request, profile"),
-    (r"(?-i:is none)|none of UTF-8", "invalid, missing, not a; or say what it is"),
+    (r"(?-i:is none)|none of utf-8", "invalid, missing, not a; or say what it is"),
     (r"stands? in(?! for)", "is in, is listed in, occurs in"),
     (r"held against", "compared with"),
 )
 _ANY = re.compile("|".join(rf"(?P<rule{i}>\b(?:{idiom})\b)" for i, (idiom, _) in enumerate(RULES)), re.IGNORECASE)
+# The same idioms, also within longer words, for a search in text in lower case. Python searches quickly for an
+# expression that begins with a literal, but not for `_ANY`.
+assert all(idiom.islower() for idiom, _ in RULES)
+_QUICK = tuple(re.compile(idiom) for idiom, _ in RULES)
 _SUFFIXES = frozenset({"", ".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".svg", ".Dockerfile"})
 # Files that are not checked: they contain quotations or lists of old names, or must not be read (wrong_kernels/unseen).
 _QUOTED = (
@@ -57,12 +63,16 @@ _QUOTING = {
 def idioms(text: str, quoting: re.Pattern[str] | None = None) -> Iterator[tuple[int, str, str]]:
     """Yield (line number, idiom, what to write instead) for each idiom in a text. Lines that `quoting` matches are
     skipped."""
-    # In the recordings of terminals, words are separated by &#160;.
-    for number, line in enumerate(text.replace("&#160;", " ").splitlines(), 1):
-        if quoting and quoting.search(line):
+    text = text.replace("&#160;", " ")  # which separates words in the recordings of terminals
+    small = text.lower()
+    found = {match.start() for idiom in _QUICK for match in idiom.finditer(small)}
+    ends = list(accumulate(map(len, small.splitlines(keepends=True)))) if found else []
+    lines = text.splitlines() if found else []
+    for index in sorted({bisect_right(ends, position) for position in found}):
+        if quoting and quoting.search(lines[index]):
             continue
-        for match in _ANY.finditer(line):
-            yield number, match[0], RULES[int((match.lastgroup or "")[len("rule") :])][1]
+        for match in _ANY.finditer(lines[index]):
+            yield index + 1, match[0], RULES[int((match.lastgroup or "")[len("rule") :])][1]
 
 
 def tracked(places: Sequence[str]) -> list[Path]:
