@@ -4,11 +4,14 @@ Python."""
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import sys
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.runners import host_runner
 from envbuild.testrun import selftest_job
+from envbuild.testrun.run_result import RawOutput
 from envbuild.testrun.selftest_job import Job, Limits
 from envbuild.util.errors import UsageError
 from envbuild.util.host_processes import run
@@ -82,6 +86,27 @@ def locked(project: Path) -> Lock:
     return lock_of_this_python(project)
 
 
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the first job, and give its output to each later job, which must be the same job."""
+    real = host_runner.run_on_host
+    jobs: list[Job] = []
+    outputs: list[RawOutput] = []
+
+    def run_or_replay(python: Path, job: Job, on_line: Callable[[bytes], None]) -> RawOutput:
+        if not jobs:
+            jobs.append(job)
+            outputs.append(real(python, job, on_line))
+        else:
+            for line in outputs[0].stdout.splitlines():
+                on_line(line)
+        assert job == jobs[0]
+        return outputs[0]
+
+    monkeypatch.setattr(host_runner, "run_on_host", run_or_replay)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+
+
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
@@ -108,7 +133,8 @@ def test_an_environment_that_is_as_locked_passes(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_is_drawn_recorded_and_shown_with_the_command_that_repeats_it(locked: Lock) -> None:
+def test_a_seed_is_drawn_recorded_and_shown_with_the_command_that_repeats_it(locked: Lock, replayed: None) -> None:
+    """The command with the seed starts the same job."""
     command = ("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json", "--seed")
     drawn = envbuild(*command, "random")
     seed = drawn.document["seed"]
@@ -157,7 +183,7 @@ def test_a_python_without_torch_is_reported_once(locked: Lock, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_output_and_notes_of_the_profiles_script_are_shown(project: Path) -> None:
+def test_output_and_notes_of_the_profiles_script_are_shown(project: Path, replayed: None) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("print('loss \\x1b[2J nan'); fail('a note'); raise ValueError('late')")
     lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
@@ -172,14 +198,25 @@ def test_output_and_notes_of_the_profiles_script_are_shown(project: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
+def test_a_script_that_is_left_out_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its level, the job runs one probe, and own.script if it contains a script."""
+    of_level = selftest_job.document
+
+    def document(*arguments: Any) -> dict[str, object]:
+        found = of_level(*arguments)
+        assert (found["level"], found["probes"]) == ("quick", None)
+        script = [] if found["own"] == {"shapes": [], "script": None} else [selftest_job.OWN_SCRIPT]
+        return {**found, "probes": ["gemm.exact", *script]}
+
+    monkeypatch.setattr(selftest_job, "document", document)
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("raise AssertionError('it ran')", encoding="utf-8")
     lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
     words = "runs outside a container only with --probe own.script"
     done = envbuild("test", "sample", "--python", sys.executable, "--level", "quick", "--junit", "j.xml", "--json")
     assert done.code == 0, done.stderr
-    row = done.document["probes"][-1]
+    first, row = done.document["probes"]
+    assert (first["name"], first["state"]) == ("gemm.exact", "passed")
     assert (row["name"], row["state"], row["reason"]) == ("own.script", "skipped", words)
     assert words in (project / "j.xml").read_text(encoding="utf-8")
 
