@@ -149,42 +149,43 @@ def test_a_broken_torch_is_not_reported_as_missing(project: Path, tmp_path: Path
     assert why in done.stderr and f"(torch is installed but broken: {stray})" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    if torch.version.cuda or torch.version.hip:
-        pytest.skip("this torch has GPU code")
-    file = tmp_path / "check.py"
-    file.write_text(rendered(project, gpus=["h20"], torch="2.7.1"), encoding="utf-8")
-    done = started(file)
-    assert (done.code, done.stdout) == (5, "")
-    assert done.stderr.splitlines()[1] == "  env.libs: version", "what differs comes first: it needs no GPU"
-    assert f"    torch is {torch.__version__}, but 1.0 is locked\n" in done.stderr
-    assert "  env.identity: skipped\n" in done.stderr
-    assert "fix: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
-
-
 # the command, and its file run by the Python that runs the tests
 
 
 @pytest.mark.slow
-def test_an_environment_as_locked_passes_with_one_line(project: Path) -> None:
+def test_an_environment_as_locked_passes_with_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its level, the job runs two probes, one of which computes."""
+    of_level = selftest_job.document
+
+    def document(*arguments: Any) -> dict[str, object]:
+        found = of_level(*arguments)
+        assert (found["level"], found["probes"]) == ("quick", None)
+        return {**found, "probes": ["env.libs", "gemm.exact"]}
+
+    monkeypatch.setattr(selftest_job, "document", document)
     lock_of_this_python(project, selftest={"level": "full", "require": ["env.libs", "train.step"]})
     assert envbuild("export", "check", "sample").stdout == "check-sample.py\n"
     done = started(project / "check-sample.py")
     assert (done.code, len(done.stdout.splitlines())) == (0, 1), done.stderr
-    assert done.stdout.startswith("envbuild check: sample: ")
+    assert done.stdout.startswith("envbuild check: sample: 2 passed")
 
 
 @pytest.mark.slow
-def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> None:
+def test_another_version_than_locked_and_a_torch_without_gpu_code_are_reported_with_remedies(project: Path) -> None:
     """The profile is for a GPU, so that only the probes that need no GPU run."""
+    torch = pytest.importorskip("torch")
     lock_of_this_python(project, torch="2.7.1", packages=["nosuch==1"], gpus=["h20"])
     assert envbuild("export", "check", "sample", "-o", "out.py").code == 0
     done = started(project / "out.py")
     assert (done.code, done.stdout) == (5, "")
     assert "    nosuch is absent, but 1 is locked\n" in done.stderr
     assert "    fix: run in the image of sample (envbuild make sample), or install the locked versions\n" in done.stderr
+    assert done.stderr.splitlines()[1] == "  env.libs: version", "what differs comes first: it needs no GPU"
+    assert f"    torch is {torch.__version__}, but 1.0 is locked\n" in done.stderr
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("this torch has GPU code")
+    assert "  env.identity: skipped\n" in done.stderr
+    assert "fix: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
 
 
 def test_the_command_prints_what_it_wrote(project: Path) -> None:
