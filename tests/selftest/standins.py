@@ -2,10 +2,13 @@
 
 The CPU simulates the GPU, so that the probes judge the stand-ins as they judge apex's own kernels. No code of apex is
 used: its norms and its FusedAdam were rewritten from their definitions.
+
+The probe of a seed with a fault runs only cases in which the fault shows; those of the right stand-ins run all cases.
 """
 
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.normalization import norm_apex
+from envbuild.selftest.probes.normalization import norm_apex, norm_torch
 from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 from envbuild.selftest.probes.training import optim_apex
 
@@ -202,9 +205,15 @@ OTHER_TORCH = {
 }
 
 
-def seeded(probe: str, name: str, files: dict[str, str] = FILES, **wrong: dict[str, Any]) -> Probe:
-    """Return the probe, named after the seed, with a stand-in for apex of these files. `wrong`: class -> its changed
-    attributes."""
+def seeded(
+    probe: str,
+    name: str,
+    files: dict[str, str] = FILES,
+    select: Callable[[], None] = lambda: None,
+    **wrong: dict[str, Any],
+) -> Probe:
+    """Return the probe, named after the seed, with a stand-in for apex of these files. `select`: selects the cases to
+    run. `wrong`: class -> its changed attributes."""
     (real,) = (item for item in REAL if item.name == probe)
 
     def function(context: Context) -> None:
@@ -216,39 +225,60 @@ def seeded(probe: str, name: str, files: dict[str, str] = FILES, **wrong: dict[s
             sys.path.insert(0, folder)
             wrongs.update(wrong)
             norm_apex.on_kernels = lambda context: name != "fallback"
+            select()
             real.function(context)
 
     return Probe(f"{probe}:{name}", "quick", real.needs, real.timeout, function)
 
 
-def norm(name: str, *kinds: str, **wrong: Any) -> Probe:
-    return seeded("norm.apex", name, **dict.fromkeys(kinds or NORMS, wrong))
+def norm(name: str, kinds: Iterable[str] = NORMS, pair: str | None = None, **wrong: Any) -> Probe:
+    """Return norm.apex with faults in these classes. It runs only the cases of these classes with this pair of dtypes;
+    None: all cases."""
+
+    def select() -> None:
+        groups = norm_torch.norm_case_groups
+        norm_torch.norm_case_groups = lambda norms: (
+            group for group in groups(norms) if group[0].norm.name in kinds and group[0].pair == pair
+        )
+
+    return seeded("norm.apex", name, select=select if pair else lambda: None, **dict.fromkeys(kinds, wrong))
 
 
-def adam(name: str, **wrong: Any) -> Probe:
-    return seeded("optim.apex", name, FusedAdam=wrong)
+def adam(
+    name: str,
+    variants: Iterable[str] = optim_apex.VARIANTS,
+    dtypes: tuple[torch.dtype, ...] = optim_apex.DTYPES,
+    **wrong: Any,
+) -> Probe:
+    """Return optim.apex with faults in FusedAdam. It runs only the cases of these variants and dtypes."""
+
+    def select() -> None:
+        optim_apex.VARIANTS = {variant: optim_apex.VARIANTS[variant] for variant in variants}
+        optim_apex.DTYPES = dtypes
+
+    return seeded("optim.apex", name, select=select, FusedAdam=wrong)
 
 
 PROBES = (
     norm("right"),
-    norm("half_sums", sums=HALF),
-    norm("wrong_row", "FusedRMSNorm", wrong_row=True),
-    norm("wrong_gradient", "MixedFusedLayerNorm", wrong_gradient=True),
-    norm("refuses", "MixedFusedRMSNorm", refuses=(SINGLE, HALF)),
-    norm("no_autocast", casts=False),
+    norm("half_sums", pair="fp16 x fp16", sums=HALF),
+    norm("wrong_row", ["FusedRMSNorm"], "fp32 x fp32 autocast", wrong_row=True),
+    norm("wrong_gradient", ["MixedFusedLayerNorm"], "fp32 x fp32", wrong_gradient=True),
+    norm("refuses", ["MixedFusedRMSNorm"], "fp32 x fp16", refuses=(SINGLE, HALF)),
+    norm("no_autocast", pair="fp32 x fp32 autocast", casts=False),
     norm("fallback", fallback=True),
     seeded("norm.apex", "missing", {}),
     seeded("norm.apex", "foreign", FOREIGN),
     seeded("norm.apex", "uncompiled", UNCOMPILED),
     seeded("norm.apex", "other_torch", OTHER_TORCH),
     adam("right"),
-    adam("uncorrected", corrects=False),
-    adam("tail", drops_tail=True),
-    adam("list", most_tensors=36),
-    adam("stale_master", stale_master=True),
-    adam("half_moments", moments=HALF),
-    adam("exact_moments", rounds_capturable=False),
-    adam("refuses", refuses=HALF),
+    adam("uncorrected", ["plain"], (SINGLE,), corrects=False),
+    adam("tail", ["plain"], (SINGLE,), drops_tail=True),
+    adam("list", ["plain"], (SINGLE,), most_tensors=36),
+    adam("stale_master", ["master weights"], (SINGLE,), stale_master=True),
+    adam("half_moments", ["plain"], (HALF,), moments=HALF),
+    adam("exact_moments", ["capturable", "master weights"], (HALF, BRAIN), rounds_capturable=False),
+    adam("refuses", ["plain"], (HALF,), refuses=HALF),
     adam("old", old=True),
     adam("gpu_only", on_gpu_only=True),
     seeded("optim.apex", "missing", {}),
