@@ -8,11 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 
 from gpu_plan import fp8_chains, selftests  # noqa: E402
 
-from selftest import tensor_cores  # noqa: E402
+from selftest import tensor_cores, torch_fork_server  # noqa: E402
 
 SHAPE = (64, 1024, 4)
 
@@ -47,19 +48,21 @@ def test_sums_of_many_bits_lose_nothing_and_wrong_ones_are_named() -> None:
 @pytest.mark.slow
 def test_other_inputs_are_other_inputs() -> None:
     code = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); "
         "from gpu_plan import shifted_inputs; from envbuild.selftest.numerics import hashed_inputs; "
         "print(hashed_inputs.uniform((4,), 1).tolist())"
     )
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code], env=selftests.environment({selftests.INPUTS_VARIABLE: seed}),
-            stdout=subprocess.PIPE, check=True,
-        ).stdout
+    runs = [
+        torch_fork_server.run(
+            "selftest.torch_fork_server:execute", [code], selftests.environment({selftests.INPUTS_VARIABLE: seed})
+        )
         for seed in "01"
-    ]  # fmt: skip
+    ]
+    assert [run.returncode for run in runs] == [0, 0], runs
+    printed = [run.stdout for run in runs]
     from envbuild.selftest.numerics import hashed_inputs
 
-    assert printed[0] != printed[1] and printed[0].decode().strip() == str(hashed_inputs.uniform((4,), 1).tolist())
+    assert printed[0] != printed[1] and printed[0].strip() == str(hashed_inputs.uniform((4,), 1).tolist())
 
 
 def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
