@@ -57,10 +57,10 @@ def module(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=environment(), input=stdin, timeout=120)
 
 
-def forked(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def forked(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     """Run the same command in a process in which torch is imported already."""
     function = "envbuild.selftest.__main__:command"
-    return torch_fork_server.run(function, [list(arguments)], environment(), timeout=120)
+    return torch_fork_server.run(function, [list(arguments)], environment(), input=stdin.encode(), timeout=120)
 
 
 def test_no_probe_is_imported_before_the_fork() -> None:
@@ -143,7 +143,7 @@ def test_a_second_run_from_the_command_line_has_the_same_figures(frames: list[Fr
             json.dumps(run), object_hook=lambda item: {k: v for k, v in item.items() if k not in changing}
         )
 
-    done = module("--level", "quick", "--json")
+    done = forked("--level", "quick", "--json")
     document = json.loads(done.stdout)
     found = {probe["probe"]: probe for probe in document["probes"]}
     assert (done.returncode, document["end"]["failed"]) == (0, 0), done.stderr
@@ -153,10 +153,10 @@ def test_a_second_run_from_the_command_line_has_the_same_figures(frames: list[Fr
     assert stable(found) == stable({name: first[name] for name in found})
 
 
-def test_other_versions_than_locked_fail(archive: Path, tmp_path: Path) -> None:
+def test_other_versions_than_locked_fail() -> None:
     expect = {"distributions": {"torch": "9.9.9", "no-such-thing": "1"}, "python": "3.1"}
-    result = from_zip(archive, job(expect=expect, probes=["env.libs"]), tmp_path)
-    frame = outcomes(read(b"ENVBUILD" + result.stdout.partition(b"ENVBUILD")[2]))["env.libs"]
+    result = forked("--job", "-", stdin=json.dumps(job(expect=expect, probes=["env.libs"])))
+    frame = outcomes(read(result.stdout.encode()))["env.libs"]
     assert (result.returncode, frame["failure"]) == (5, "version")
     assert frame["detail"].splitlines() == [
         f"Python is {PYTHON}, but 3.1 is locked",
@@ -166,7 +166,7 @@ def test_other_versions_than_locked_fail(archive: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_job_is_refused_with_all_its_faults() -> None:
-    result = module("--job", "-", stdin=json.dumps(job(level="deep", probes=["gemm.exat"])))
+    result = forked("--job", "-", stdin=json.dumps(job(level="deep", probes=["gemm.exat"])))
     assert (result.returncode, result.stdout) == (3, "")
     assert "level: " in result.stderr and "unknown probe 'gemm.exat'" in result.stderr
 
