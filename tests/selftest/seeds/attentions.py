@@ -1,11 +1,19 @@
 """Attention with a wrong forward pass. gradients.py has those with a wrong backward pass."""
 
+import dataclasses
+import itertools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.probes.attention import attention_backend_probes
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.attention import (
+    attention_backend_probes,
+    attention_gradient_cases,
+    attention_needle_cases,
+)
 
 from .making import HALF, Kernel, named, seeded, wrong_dtype
 
@@ -83,13 +91,33 @@ def wrong_row(kernel: Kernel) -> Kernel:
     return seeded
 
 
+def reduced(probe: Probe, *, shapes: bool = False, gradients: bool = False, needles: bool = False) -> Probe:
+    """Return the probe of a seed that, on a CPU, runs only these parts of its cases, in which the fault shows. Of the
+    shapes, the first one always runs: without results a probe is skipped."""
+    backend: Any = attention_backend_probes
+    gradient: Any = attention_gradient_cases
+    needle: Any = attention_needle_cases
+
+    def function(context: Context) -> None:
+        if context.on_cpu:
+            every, most = backend.attention_shapes, None if shapes else 1
+            backend.attention_shapes = lambda context: itertools.islice(every(context), most)
+            gradient.gradient_cases = gradient.gradient_cases if gradients else lambda on_cpu: ()
+            needle.needle_cases = needle.needle_cases if needles else lambda context, backend: ()
+        probe.function(context)
+
+    return dataclasses.replace(probe, function=function)
+
+
 PROBES = (
-    seeded("attention.flash", F, SDPA, attention_nan),
-    seeded("attention.flash", F, SDPA, stale),
-    seeded("attention.math", F, SDPA, named("overflow", lambda k: attention_own(k, first=False))),
-    seeded("attention.math", F, SDPA, named("unmasked", lambda k: attention_own(k, causal=False))),
-    seeded("attention.math", F, SDPA, named("half", lambda k: attention_own(k, dtype=HALF))),
+    reduced(seeded("attention.flash", F, SDPA, attention_nan), shapes=True),
+    reduced(seeded("attention.flash", F, SDPA, stale), shapes=True),
+    reduced(seeded("attention.math", F, SDPA, named("overflow", lambda k: attention_own(k, first=False))), shapes=True),
+    reduced(
+        seeded("attention.math", F, SDPA, named("unmasked", lambda k: attention_own(k, causal=False))), shapes=True
+    ),
+    reduced(seeded("attention.math", F, SDPA, named("half", lambda k: attention_own(k, dtype=HALF))), shapes=True),
     seeded("attention.math", F, SDPA, named("right", lambda k: attention_own(k))),
-    seeded("attention.math", F, SDPA, wrong_row),
-    seeded("attention.flash", F, SDPA, wrong_dtype),
+    reduced(seeded("attention.math", F, SDPA, wrong_row), shapes=True),
+    reduced(seeded("attention.flash", F, SDPA, wrong_dtype), shapes=True),
 )

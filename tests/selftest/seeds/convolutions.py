@@ -1,11 +1,16 @@
 """Wrong convolutions, and a right one by another algorithm."""
 
+import dataclasses
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .making import BRAIN, HALF, Kernel, named, seeded, tf32, wrong_element
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.convolution import conv
+
+from .making import BRAIN, HALF, Kernel, Wrong, named, seeded, tf32, wrong_element
 
 
 def half_convolution(kernel: Kernel) -> Kernel:
@@ -85,18 +90,34 @@ def library_says(status: str) -> Kernel:
     return seeded
 
 
+def wrong_conv(name: str, wrong: Wrong) -> Probe:
+    """Return the probe conv with a wrong function of torch, and with only the cases of this function: a wrong conv2d
+    cannot change the results of conv3d."""
+    probe = seeded("conv", F, name, wrong)
+
+    def is_case(case: conv.Convolution) -> bool:
+        return name == f"conv{'_transpose' if case.transposed else ''}{case.dimensions}d"
+
+    def function(context: Context) -> None:
+        module: Any = conv
+        module.SMALL, module.TRAINED = (tuple(filter(is_case, cases)) for cases in (conv.SMALL, conv.TRAINED))
+        probe.function(context)
+
+    return dataclasses.replace(probe, function=function)
+
+
 PROBES = (
-    seeded("conv", F, "conv3d", named("element", lambda k: wrong_element(k, BRAIN, (0, 47, 4, 17, 19)))),
-    seeded("conv", F, "conv2d", half_convolution),
-    seeded("conv", F, "conv2d", named("nan", lambda k: wrong_element(k, HALF, (0, 63, 17, 18), float("nan")))),
-    seeded("conv", F, "conv2d", named("edge", lambda k: lambda x, w, b, s, p, *r: k(x.roll(1, 2), w, b, s, p, *r))),
-    seeded("conv", F, "conv1d", named("tf32", lambda k: tf32(k))),
-    seeded("conv", F, "conv1d", named("without_library", lambda k: library_says("NOT_SUPPORTED_ARCH_MISMATCH"))),
-    seeded("conv", F, "conv1d", named("sublibrary", lambda k: library_says("SUBLIBRARY_VERSION_MISMATCH"))),
-    seeded("conv", F, "conv1d", fourier),
-    seeded("conv", F, "conv2d", lost_image),
-    seeded("conv", F, "conv2d", lost_row),
-    seeded("conv", F, "conv2d", packed),
-    seeded("conv", F, "conv2d", other_group),
-    seeded("conv", F, "conv_transpose2d", named("unturned", lambda k: lambda x, w, *r: k(x, w.flip(-1), *r))),
+    wrong_conv("conv3d", named("element", lambda k: wrong_element(k, BRAIN, (0, 47, 4, 17, 19)))),
+    wrong_conv("conv2d", half_convolution),
+    wrong_conv("conv2d", named("nan", lambda k: wrong_element(k, HALF, (0, 63, 17, 18), float("nan")))),
+    wrong_conv("conv2d", named("edge", lambda k: lambda x, w, b, s, p, *r: k(x.roll(1, 2), w, b, s, p, *r))),
+    wrong_conv("conv1d", named("tf32", lambda k: tf32(k))),
+    wrong_conv("conv1d", named("without_library", lambda k: library_says("NOT_SUPPORTED_ARCH_MISMATCH"))),
+    wrong_conv("conv1d", named("sublibrary", lambda k: library_says("SUBLIBRARY_VERSION_MISMATCH"))),
+    wrong_conv("conv1d", fourier),
+    wrong_conv("conv2d", lost_image),
+    wrong_conv("conv2d", lost_row),
+    wrong_conv("conv2d", packed),
+    wrong_conv("conv2d", other_group),
+    wrong_conv("conv_transpose2d", named("unturned", lambda k: lambda x, w, *r: k(x, w.flip(-1), *r))),
 )

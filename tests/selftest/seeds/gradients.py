@@ -16,6 +16,8 @@ from envbuild.selftest.probes.attention import (
 )
 from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
+from .attentions import reduced
+
 Kernel = Callable[..., torch.Tensor]
 Wrong = Callable[[Kernel], Kernel]
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -130,14 +132,21 @@ NEGATIVE = attention_gradient_cases.PROBLEMS.index("scores -120")
 LONG = (attention_gradient_cases.LONG, attention_gradient_cases.LONG_CPU)
 
 PROBES = (
-    seeded("math", "grad_k_row", changed(1, neighbour)),
-    seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] in LONG)),
-    seeded("flash", "stale_gradient", changed(0, before())),
-    seeded("math", "one_of_group", one_of_group),
-    seeded("math", "grad_q_narrow", changed(0, narrow, is_of_72)),
-    seeded("cudnn", "masked", changed(0, nan(NEGATIVE), is_of_64_modulo_128), "2.13.0+cu130", 92000),
-    seeded("cudnn", "one_query", changed(1, nan(NEGATIVE), is_one_query), "2.15.0+cu130", 92600),
-    seeded("cudnn", "exploding", changed(1, lambda grad: grad * 1000), "2.5.0+cu124", 90100),
-    seeded("cudnn", "no_plan", no_plan, "2.11.0+cu128", 91900),
+    reduced(seeded("math", "grad_k_row", changed(1, neighbour)), gradients=True),
+    reduced(
+        seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] in LONG)),
+        gradients=True,
+    ),
+    reduced(seeded("flash", "stale_gradient", changed(0, before())), gradients=True),
+    reduced(seeded("math", "one_of_group", one_of_group), needles=True),
+    reduced(seeded("math", "grad_q_narrow", changed(0, narrow, is_of_72)), needles=True),
+    reduced(
+        seeded("cudnn", "masked", changed(0, nan(NEGATIVE), is_of_64_modulo_128), "2.13.0+cu130", 92000), gradients=True
+    ),
+    reduced(
+        seeded("cudnn", "one_query", changed(1, nan(NEGATIVE), is_one_query), "2.15.0+cu130", 92600), gradients=True
+    ),
+    reduced(seeded("cudnn", "exploding", changed(1, lambda grad: grad * 1000), "2.5.0+cu124", 90100), gradients=True),
+    reduced(seeded("cudnn", "no_plan", no_plan, "2.11.0+cu128", 91900), gradients=True),
     seeded("cudnn", "right", lambda kernel: kernel, "2.13.0+cu130", 92000),
 )

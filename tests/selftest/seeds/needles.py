@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .attentions import SDPA
+from .attentions import SDPA, reduced
 from .making import BRAIN, Kernel, named, seeded
 
 Change = Callable[..., tuple[torch.Tensor, ...]]
@@ -133,20 +133,23 @@ def always(*args: torch.Tensor, **options: Any) -> bool:
     return True
 
 
-PROBES = (
-    seeded("attention.flash", F, SDPA, given("last_key", without_last, is_brain)),
-    seeded("attention.flash", F, SDPA, given("other_tile", of_another_tile, is_brain)),
-    seeded("attention.flash", F, SDPA, online(64, 8)),
-    seeded("attention.flash", F, SDPA, given("strides", dense, always)),
-    seeded("attention.math", F, SDPA, given("narrow", narrow, always)),
-    seeded("attention.math", F, SDPA, grouped),
-    seeded("attention.math", F, SDPA, bottom),
-    seeded("attention.math", F, SDPA, hidden_tile),  # not flash's, which takes no mask on a GPU
-    seeded("attention.math", F, SDPA, with_mask("mask_row", lambda mask: mask.roll(1, -2))),
-    seeded(
-        "attention.math",
-        F,
-        SDPA,
-        with_mask("mask_head", lambda mask: mask[:, :1].expand_as(mask) if mask.dim() == 4 else mask),
-    ),
+PROBES = tuple(
+    reduced(probe, needles=True)
+    for probe in (
+        seeded("attention.flash", F, SDPA, given("last_key", without_last, is_brain)),
+        seeded("attention.flash", F, SDPA, given("other_tile", of_another_tile, is_brain)),
+        seeded("attention.flash", F, SDPA, online(64, 8)),
+        seeded("attention.flash", F, SDPA, given("strides", dense, always)),
+        seeded("attention.math", F, SDPA, given("narrow", narrow, always)),
+        seeded("attention.math", F, SDPA, grouped),
+        seeded("attention.math", F, SDPA, bottom),
+        seeded("attention.math", F, SDPA, hidden_tile),  # not flash's, which takes no mask on a GPU
+        seeded("attention.math", F, SDPA, with_mask("mask_row", lambda mask: mask.roll(1, -2))),
+        seeded(
+            "attention.math",
+            F,
+            SDPA,
+            with_mask("mask_head", lambda mask: mask[:, :1].expand_as(mask) if mask.dim() == 4 else mask),
+        ),
+    )
 )

@@ -1,11 +1,16 @@
 """Wrong norms."""
 
+import dataclasses
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .making import Kernel, named, seeded, wrong_dtype, wrong_element
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.normalization import norm_torch
+
+from .making import Kernel, Wrong, named, seeded, wrong_dtype, wrong_element
 
 
 def stale_norm(kernel: Kernel) -> Kernel:
@@ -67,13 +72,27 @@ def norm_refuses(kernel: Kernel) -> Kernel:
     return seeded
 
 
+def wrong_norm(name: str, wrong: Wrong) -> Probe:
+    """Return the probe norm.torch with a wrong function of torch, and with only the cases of this function: a wrong
+    layer_norm cannot change the results of group_norm."""
+    probe = seeded("norm.torch", F, name, wrong)
+
+    def function(context: Context) -> None:
+        module: Any = norm_torch
+        groups = module.norm_case_groups
+        module.norm_case_groups = lambda norms: (group for group in groups(norms) if group[0].norm.name == name)
+        probe.function(context)
+
+    return dataclasses.replace(probe, function=function)
+
+
 PROBES = (
-    seeded("norm.torch", F, "layer_norm", named("rounded", lambda k: norm_own(k, rounds=True))),
-    seeded("norm.torch", F, "layer_norm", named("squares", lambda k: norm_own(k, upcasts=False))),
-    seeded("norm.torch", F, "layer_norm", norm_nan),
-    seeded("norm.torch", F, "group_norm", wrong_dtype),
-    seeded("norm.torch", F, "layer_norm", stale_norm),
-    seeded("norm.torch", F, "layer_norm", norm_gradient),
-    seeded("norm.torch", F, "layer_norm", norm_refuses),
-    seeded("norm.torch", F, "layer_norm", named("right", norm_own)),
+    wrong_norm("layer_norm", named("rounded", lambda k: norm_own(k, rounds=True))),
+    wrong_norm("layer_norm", named("squares", lambda k: norm_own(k, upcasts=False))),
+    wrong_norm("layer_norm", norm_nan),
+    wrong_norm("group_norm", wrong_dtype),
+    wrong_norm("layer_norm", stale_norm),
+    wrong_norm("layer_norm", norm_gradient),
+    wrong_norm("layer_norm", norm_refuses),
+    wrong_norm("layer_norm", named("right", norm_own)),
 )

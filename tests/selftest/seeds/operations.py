@@ -641,19 +641,24 @@ def of_steps(cases: str, module: Any, wrong: Wrong) -> Probe:
     return _reduced(seeded("optim.torch", module, "step", wrong), cases=cases)
 
 
-def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong, level: str = "standard") -> Probe:
-    """Return a probe with only the cases of one sampled operation: the same cases as in a run of the whole probe."""
-    return _reduced(seeded(probe, module, name, wrong, level), operation=operation)
+def of_sampled(
+    operation: str, probe: str, module: Any, name: str, wrong: Wrong, level: str = "standard", word: str = ""
+) -> Probe:
+    """Return a probe with only the cases of one sampled operation that have `word` in their names: the same cases as in
+    a run of the whole probe."""
+    return _reduced(seeded(probe, module, name, wrong, level), operation=operation, word=word)
 
 
-def _reduced(inner: Probe, cases: str = "", operation: str = "") -> Probe:
+def _reduced(inner: Probe, cases: str = "", operation: str = "", word: str = "") -> Probe:
     """Return the probe with only the fixed cases that have the word `cases` in their names, and the cases of the
-    sampled operation `operation`; none where the word is empty. This saves time."""
+    sampled operation `operation` that have `word`; none where `cases` or `operation` is empty. This saves time."""
 
     def function(context: Context) -> None:
         check: Any = pairwise_case_sampling.check
         sampling: Any = pairwise_case_sampling
+        sampled = pairwise_case_sampling.cases
         sampling.check = lambda here, some, *rest: check(here, [one for one in some if one.name == operation], *rest)
+        sampling.cases = lambda *given: (case for case in sampled(*given) if word in case.name)
         modules: list[Any] = [operations, optim_torch, fft_and_linalg]
         for module, names in zip(modules, (("cases",), ("cases",), ("transforms", "factorizations")), strict=True):
             for name in names:
@@ -810,15 +815,22 @@ PROBES = (
     of_sampled("scaled gradients", "optim.torch", torch, "_amp_foreach_non_finite_check_and_unscale_", infinite_step),
     of_steps("SGD fused", OPTIM.SGD, named("plain_momentum", without("nesterov", False, "fused"))),
     of_steps("Adam foreach", OPTIM.Adam, named("no_decay", without("weight_decay", 0.0, "foreach"))),
-    seeded("fft", torch.fft, "rfft", nyquist),
-    seeded("fft", torch.fft, "fft", coarse_prime),
-    seeded("linalg", torch.linalg, "solve", half_matrix),
-    seeded("linalg", torch.linalg, "cholesky", stale_last_row),
-    seeded("linalg", torch.linalg, "qr", named("qr", skewed)),
-    seeded("linalg", torch.linalg, "eigh", named("eigh", skewed)),
-    of_sampled("matrix structure", "linalg", torch.linalg, "eigh", lower_alone),
-    of_sampled("matrix structure", "linalg", torch.linalg, "lu_solve", transposed_alone),
-    of_sampled("matrix structure", "linalg", torch.linalg, "det", named("half_gradient_of_det", half_gradient)),
+    _reduced(seeded("fft", torch.fft, "rfft", nyquist), "fft"),
+    _reduced(seeded("fft", torch.fft, "fft", coarse_prime), "fft"),
+    _reduced(seeded("linalg", torch.linalg, "solve", half_matrix), "solve"),
+    _reduced(seeded("linalg", torch.linalg, "cholesky", stale_last_row), "cholesky"),
+    _reduced(seeded("linalg", torch.linalg, "qr", named("qr", skewed)), "qr"),
+    _reduced(seeded("linalg", torch.linalg, "eigh", named("eigh", skewed)), "eigh"),
+    of_sampled("matrix structure", "linalg", torch.linalg, "eigh", lower_alone, word=" eigh "),
+    of_sampled("matrix structure", "linalg", torch.linalg, "lu_solve", transposed_alone, word=" lu_solve "),
+    of_sampled(
+        "matrix structure",
+        "linalg",
+        torch.linalg,
+        "det",
+        named("half_gradient_of_det", half_gradient),
+        word=" gradient of det ",
+    ),
     of_sampled("fft of a block", "fft", torch.fft, "rfftn", scaled_for_last),
     of_sampled("fft of a block", "fft", torch.fft, "irfft", half_gradient),
     of_sampled("fft of a long signal", "fft", torch.fft, "ifft", coarse_long),
