@@ -33,9 +33,9 @@ from .overridden import (
     installed,
     installed_tool,
     overridden_lock,
-    quiet,
     run_ok,
     shell,
+    venv_with_pip,
     write_wheels,
 )
 
@@ -61,25 +61,10 @@ def lock(wheels: Path, tmp_path: Path) -> Lock:
     return overridden_lock(tmp_path / "project", wheels)
 
 
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pristine") / "venv"
-    quiet([sys.executable, "-m", "venv", "--copies", folder])
-    return folder
-
-
 @pytest.fixture
-def venv(pristine: Path, tmp_path: Path) -> Path:
+def venv(tmp_path: Path) -> Path:
     """An empty environment with pip."""
-    folder = tmp_path.resolve() / "venv"
-    shutil.copytree(pristine, folder, symlinks=True)
-    for script in (folder / "bin").iterdir():
-        if not script.is_symlink() and script.read_bytes()[:2] in (b"#!", b"# "):
-            script.write_text(script.read_text().replace(str(pristine), str(folder)))
-    for file in ("activate", "activate.csh", "activate.fish"):
-        text = (folder / "bin" / file).read_text()
-        (folder / "bin" / file).write_text(text.replace(str(pristine), str(folder)))
-    return folder
+    return venv_with_pip(tmp_path.resolve() / "venv")
 
 
 # requirements and constraints, with pip

@@ -19,7 +19,7 @@ import yaml
 from selftest import stubs
 
 from envbuild.testrun import exported_check_script, standalone_lock_check
-from unit.lock.overridden import CUBLAS, NEW, OLD, installed, overridden_lock, quiet, write_wheels
+from unit.lock.overridden import CUBLAS, NEW, OLD, installed, overridden_lock, quiet, venv_with_pip, write_wheels
 from unit.support import PROFILE, envbuild, lock_of_this_python, profile_of
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "cluster.md"
@@ -87,9 +87,8 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     lock = overridden_lock(project, wheels)
     file = project / "check.py"
     file.write_text(exported_check_script.render(profile_of(project, PROFILE), lock))
-    venv = tmp_path.resolve() / "venv"
+    venv = venv_with_pip(tmp_path.resolve() / "venv")
     python = venv / "bin" / "python"
-    quiet([sys.executable, "-m", "venv", venv])
     quiet([python, "-m", "pip", "install", "--no-deps", *(f"{name}=={v}" for name, v in lock.versions.items())])
     done = started(file, python)
     assert done.returncode == 0 and LINE.fullmatch(done.stdout), done.stderr
