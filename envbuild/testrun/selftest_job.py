@@ -24,9 +24,10 @@ _SOURCES = Path(__file__).parent.parent / "selftest"
 
 # The program that starts the self-test. Its arguments: the module whose `main` receives the job, and optionally a file
 # with the input. The default is stdin, because a bind mount would need a path on the engine's host. The input consists
-# of a line with two lengths, the zip file, and the job document.
+# of a line with two lengths, the zip file, and the job document. Importer exists because `zipimporter.get_filename`
+# compiles the module, which the import compiles again.
 BOOTSTRAP = """
-import importlib, json, os, sys, tempfile
+import importlib, json, os, sys, tempfile, zipimport
 if sys.version_info < (3, 9):
     sys.exit("Python 3.9 or newer is needed, this is " + sys.version.split()[0])
 stream = open(sys.argv[2], "rb") if len(sys.argv) > 2 else sys.stdin.buffer
@@ -37,6 +38,15 @@ path = os.path.join(folder, "selftest.zip")
 with open(path, "wb") as file:
     file.write(read(sizes[0]))
 job = json.loads(read(sizes[1]))
+class Importer(zipimport.zipimporter):
+    def __init__(self, entry):
+        if not entry.startswith(path):
+            raise ImportError
+        super().__init__(entry)
+    def get_filename(self, name):
+        end = "/__init__.py" if self.is_package(name) else ".py"
+        return os.path.join(self.archive, self.prefix + name.rpartition(".")[2] + end)
+sys.path_hooks.insert(0, Importer)
 if sys.path[0] == "":
     del sys.path[0]
 sys.path.insert(0, path)

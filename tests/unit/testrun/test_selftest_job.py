@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -465,6 +467,33 @@ def test_the_zip_is_the_same_every_time_and_holds_the_sources_alone() -> None:
         "envbuild/__init__.py",
     }
     assert len(names) == len(set(names))
+
+
+# Prints the file of each module of the self-test, and how many times Python compiled it.
+COMPILATIONS = """
+import atexit, builtins, collections, json, sys
+real, counts = compile, collections.Counter()
+def counted(source, filename, *arguments, **options):
+    counts[filename] += 1
+    return real(source, filename, *arguments, **options)
+builtins.compile = counted
+def report():
+    files = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "envbuild"]
+    print(json.dumps({file: counts[file] for file in files}))
+atexit.register(report)
+"""
+
+
+def test_python_compiles_each_module_of_the_selftest_at_most_once() -> None:
+    """The entry stops at the invalid job, after its imports."""
+    entry = "envbuild.selftest.inventory.environment_collector"
+    argv = [sys.executable, "-I", "-S", "-c", COMPILATIONS + selftest_job.BOOTSTRAP, entry]
+    done = subprocess.run(argv, input=selftest_job.bootstrap_payload(b"{}"), capture_output=True, timeout=120)
+    assert b"invalid job" in done.stderr
+    counts = json.loads(done.stdout)
+    files = {name.partition("selftest.zip/")[2]: count for name, count in counts.items()}
+    assert {"envbuild/selftest/inventory/__init__.py", "envbuild/selftest/inventory/elf_reader.py"} < set(files)
+    assert set(files.values()) == {1}, "0 if its __file__ is wrong"
 
 
 def test_the_id_is_of_the_sources(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
