@@ -26,6 +26,7 @@ import pytest
 
 import envbuild
 from envbuild.lock import lock_file
+from unit.doctor import forked_doctor
 from unit.image.test_docker_engine import Api, answering
 from unit.served import served
 from unit.support import CommandResult
@@ -40,9 +41,11 @@ NOWHERE = "http://127.0.0.1:9"  # discard: nothing listens there
 
 @dataclass
 class Bench:
-    """`small`: folders that are mounted as 64 MB file systems while doctor runs."""
+    """`sources`: the folder of the package and of the shipped profiles. `small`: folders that are mounted as 64 MB file
+    systems while doctor runs."""
 
     folder: Path
+    sources: Path
     engine: Api
     index: str
     environment: dict[str, str] = field(default_factory=dict)
@@ -87,16 +90,27 @@ class Bench:
         document = {"auths": {host: {"auth": "dXNlcjpzZWNyZXQ="}}}
         (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
-    def doctor(self, *arguments: str, root: bool = True) -> CommandResult:
-        """Run the command in a separate process. `root`: pass --root; False for a command with --cluster."""
+    def doctor(self, *arguments: str) -> CommandResult:
+        """Run the command with --root in a forked process; with `small`, in a new one."""
+        if self.small:
+            return self.new_doctor(*arguments)
+        options = [*arguments, "--root", str(self.root)]
+        with forked_doctor.start(options, self.sources, self._variables(), self.folder) as process:
+            out, err = process.communicate(timeout=60)
+        return CommandResult(process.wait(), out.decode(), err.decode())
+
+    def new_doctor(self, *arguments: str, root: bool = True) -> CommandResult:
+        """Run the command in a new process. `root`: pass --root; False for a command with --cluster."""
         argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", *arguments]
         argv += ["--root", str(self.root)] if root else []
         if self.small:
             mounts = " && ".join(f"mount -t tmpfs -o size=64M tmpfs '{path}'" for path in self.small)
             argv = [str(shutil.which("unshare")), "-rm", "/bin/sh", "-c", f'{mounts} && exec "$@"', "sh", *argv]
-        env = {**self.environment, "PATH": f"{self.bin}{':/usr/bin:/bin' if self.small else ''}"}
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=self.folder)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=self._variables(), cwd=self.folder)
         return CommandResult(done.returncode, done.stdout, done.stderr)
+
+    def _variables(self) -> dict[str, str]:
+        return {**self.environment, "PATH": f"{self.bin}{':/usr/bin:/bin' if self.small else ''}"}
 
 
 @functools.cache
@@ -153,7 +167,7 @@ def bench(folder: Path, libraries: dict[str, str], every_profile: bool = False) 
     locked_files()  # read once, and not while the command waits for the index
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Index)
     with served(server), answering(Api(folder)) as engine:
-        made = Bench(folder, engine, f"http://127.0.0.1:{server.server_port}")
+        made = Bench(folder, sources, engine, f"http://127.0.0.1:{server.server_port}")
         engine.answers["/info"] = (200, {"DockerRootDir": str(folder), "Runtimes": {"runc": {}, "nvidia": {}}})
         made.bin.mkdir()
         (made.bin / "python").symlink_to(sys.executable)

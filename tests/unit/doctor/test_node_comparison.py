@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selftest import stubs
 
 from envbuild.doctor import node_comparison, remote_node_reader
 from envbuild.doctor.node_comparison import Node
@@ -262,8 +261,7 @@ def test_an_interruption_ends_what_is_asked_and_asks_no_more(tmp_path: Path, mon
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Bench]:
-    libraries = stubs.build(tmp_path / "driver", cuda=False)
+def machine(tmp_path: Path, libraries: dict[str, str]) -> Iterator[Bench]:
     with bench(tmp_path / "machine", libraries) as found:
         found.put("usr/lib64/libnccl.so.2.21.5", "")
         yield found
@@ -296,7 +294,7 @@ def srun(machine: Bench) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("through", [ssh, srun])
 def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench], list[str]]) -> None:
-    result = machine.doctor(*through(machine), "--json", root=False)
+    result = machine.new_doctor(*through(machine), "--json", root=False)
     assert result.code == 5, result.stderr
     found = {n["name"]: n for n in result.document["nodes"]}
     assert found["node3"]["differences"] == ["same.driver"]
@@ -308,6 +306,6 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
 
 @pytest.mark.slow
 def test_ssh_never_asks_and_takes_no_host_for_an_option(machine: Bench) -> None:
-    machine.doctor(*ssh(machine), root=False)
+    machine.new_doctor(*ssh(machine), root=False)
     commands = (machine.folder / "asked").read_text().splitlines()
     assert "-o BatchMode=yes -o ConnectTimeout=10 -T -- me@node2 /opt/bin/envbuild doctor --json" in commands

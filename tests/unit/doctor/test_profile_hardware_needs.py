@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from selftest import stubs
 
 from envbuild.doctor import machine_checks_and_suitability
 from envbuild.doctor.check_result import Check
@@ -19,11 +18,6 @@ from unit.support import CommandResult
 pytestmark = pytest.mark.slow
 
 H20, H200 = "name=NVIDIA H20", "name=NVIDIA H200,total=141"
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return stubs.build(tmp_path_factory.mktemp("driver"), cuda=False)
 
 
 @pytest.fixture
