@@ -175,7 +175,6 @@ def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
 
 _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 _SCALARS: Mapping[str, Callable[[yaml.ScalarNode], Any]] = {
-    _STR: lambda node: node.value,
     _DATE: lambda node: node.value,  # a date stays a string, as written
     _INT: lambda node: int(node.value),
     _FLOAT: _CONSTRUCTOR.construct_yaml_float,
@@ -227,7 +226,8 @@ class _Composer:
 
     def _record(self, event: Any, path: Path) -> None:
         """Record the line of a value: that of its key, if it has one."""
-        self.document.places.setdefault(path, Place(self.file, event.start_mark.line + 1))
+        if path not in self.document.places:
+            self.document.places[path] = Place(self.file, event.start_mark.line + 1)
 
     def _tag(self, event: Any) -> str:
         """Return the tag of the value that begins with `event`: the one that is written, or that of its form."""
@@ -235,9 +235,11 @@ class _Composer:
             return event.tag or _MAP
         if isinstance(event, yaml.SequenceStartEvent):
             return event.tag or _SEQ
-        if event.tag in (None, "!"):
-            return str(self.loader.resolve(yaml.ScalarNode, event.value, event.implicit))
-        return str(event.tag)
+        if event.tag not in (None, "!"):
+            return str(event.tag)
+        if not event.implicit[0] or event.value[:1] not in _Loader.yaml_implicit_resolvers:
+            return _STR  # the result of `resolve`, which takes longer
+        return str(self.loader.resolve(yaml.ScalarNode, event.value, event.implicit))
 
     def _value(self, event: Any, path: Path) -> Any:
         self._record(event, path)
@@ -246,8 +248,9 @@ class _Composer:
             return self._mapping(path)
         if tag == _SEQ and isinstance(event, yaml.SequenceStartEvent):
             return self._list(path)
-        written = event.tag not in (None, "!")  # of the tags for scalars, a text may have only !!str
-        if tag not in _SCALARS or not isinstance(event, yaml.ScalarEvent) or (written and tag != _STR):
+        if tag == _STR and isinstance(event, yaml.ScalarEvent):
+            return event.value
+        if tag not in _SCALARS or event.tag not in (None, "!"):  # a text may have no other tag for scalars
             self.faults.append(self._fault(event, f"tag {tag} is not supported", path))
             self._skip(event, len(path))
             return None
