@@ -201,6 +201,7 @@ class _Composer:
         self._next()  # the start of the document
         event = self._next()
         nothing = isinstance(event, yaml.ScalarEvent) and not event.value and self._tag(event) == _NULL
+        self._record(event, ())
         value = self._value(event, ())
         self._next()  # the end of the document
         if not self.loader.check_event(yaml.StreamEndEvent):
@@ -226,15 +227,12 @@ class _Composer:
 
     def _record(self, event: Any, path: Path) -> None:
         """Record the line of a value: that of its key, if it has one."""
-        if path not in self.document.places:
-            self.document.places[path] = Place(self.file, event.start_mark.line + 1)
+        self.document.places[path] = Place(self.file, event.start_mark.line + 1)
 
     def _tag(self, event: Any) -> str:
         """Return the tag of the value that begins with `event`: the one that is written, or that of its form."""
-        if isinstance(event, yaml.MappingStartEvent):
-            return event.tag or _MAP
-        if isinstance(event, yaml.SequenceStartEvent):
-            return event.tag or _SEQ
+        if not isinstance(event, yaml.ScalarEvent):
+            return str(event.tag or (_MAP if isinstance(event, yaml.MappingStartEvent) else _SEQ))
         if event.tag not in (None, "!"):
             return str(event.tag)
         if not event.implicit[0] or event.value[:1] not in _Loader.yaml_implicit_resolvers:
@@ -242,14 +240,13 @@ class _Composer:
         return str(self.loader.resolve(yaml.ScalarNode, event.value, event.implicit))
 
     def _value(self, event: Any, path: Path) -> Any:
-        self._record(event, path)
         tag = self._tag(event)
+        if tag == _STR and isinstance(event, yaml.ScalarEvent):
+            return event.value
         if tag == _MAP and isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
         if tag == _SEQ and isinstance(event, yaml.SequenceStartEvent):
             return self._list(path)
-        if tag == _STR and isinstance(event, yaml.ScalarEvent):
-            return event.value
         if tag not in _SCALARS or event.tag not in (None, "!"):  # a text may have no other tag for scalars
             self.faults.append(self._fault(event, f"tag {tag} is not supported", path))
             self._skip(event, len(path))
@@ -264,7 +261,9 @@ class _Composer:
         result: list[Any] = []
         depth = len(path) + 1
         while not isinstance(event := self._next(depth), yaml.SequenceEndEvent):
-            result.append(self._value(event, (*path, len(result))))
+            inner = (*path, len(result))
+            self._record(event, inner)
+            result.append(self._value(event, inner))
         return result
 
     def _mapping(self, path: Path) -> dict[str, Any]:
