@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from packaging.utils import canonicalize_name
@@ -50,13 +51,18 @@ class Situation:
     extensions: frozenset[str] = frozenset()
     environment: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def build(self) -> str | None:
         """torch's local label, "cpu" or "cu128"; "pypi" if it has none; None if torch is unknown."""
         try:
             return (Version(self.torch).local or "pypi") if self.torch else None
         except InvalidVersion:
             return None
+
+    @cached_property
+    def canonical_distributions(self) -> dict[str, str]:
+        """`distributions` by canonical name."""
+        return {canonicalize_name(name): version for name, version in self.distributions.items()}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -106,9 +112,8 @@ class Match:
             yield major == self.cuda_major if major else None
         for name, versions in self.libraries.items():
             yield _within(versions, situation.libraries.get(name))
-        held: dict[str, str] = {canonicalize_name(name): version for name, version in situation.distributions.items()}
         for name, versions in self.distributions.items():
-            yield _within(versions, held.get(name))
+            yield _within(versions, situation.canonical_distributions.get(name))
         for wanted, known in (
             (self.features, situation.features),
             (self.extensions, situation.extensions),

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -27,13 +27,17 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
 Text = Annotated[str, Field(min_length=1, max_length=600)]
 
 
+@lru_cache(maxsize=1024)
+def _version_or_none(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
+
+
 def is_version(text: str) -> bool:
     """Whether `text` is a valid PEP 440 version. Versions of drivers are valid too."""
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
+    return _version_or_none(text) is not None
 
 
 def _parsed(text: str) -> str:
@@ -68,11 +72,8 @@ class VersionRange:
     any_of: tuple[SpecifierSet, ...]
 
     def __contains__(self, version: object) -> bool:
-        try:
-            known = Version(str(version))
-        except InvalidVersion:
-            return False
-        return any(specifier.contains(known, prereleases=True) for specifier in self.any_of)
+        known = _version_or_none(str(version))
+        return known is not None and any(specifier.contains(known, prereleases=True) for specifier in self.any_of)
 
     def __str__(self) -> str:
         return " or ".join(str(specifier) for specifier in self.any_of)
