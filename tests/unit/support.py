@@ -61,10 +61,10 @@ def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def as_yaml(data: Mapping[str, Any]) -> str:
-    """Encode as JSON, which is valid YAML. Characters from U+007F to U+FFFF are escaped. Characters above are not
-    escaped: JSON's escape for these is a pair of surrogates, which YAML refuses."""
-    text = json.dumps(data, indent=1, ensure_ascii=False)
+def as_yaml(data: Mapping[str, Any], indent: int | None = 1) -> str:
+    """Encode as JSON, which is valid YAML; this is faster if `indent` is None. Characters from U+007F to U+FFFF are
+    escaped. Characters above are not escaped: JSON's escape for these is a pair of surrogates, which YAML refuses."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
     return re.sub("[\x7f-\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
