@@ -672,40 +672,53 @@ def test_a_closed_output_is_not_a_fault(project: Path, command: str, lines: str)
     assert done.stderr == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["export", "schema"], 0),
-        (["show", "nosuch"], 3),
-        (["show", "nosuch", "--json"], 3),
-        (["make", "nosuch", "none"], 3),
-        (["make", "nosuch", "none", "--json"], 3),
-    ],
+CLOSED_OUTPUT = (
+    (["export", "schema"], 0),
+    (["show", "nosuch"], 3),
+    (["show", "nosuch", "--json"], 3),
+    (["make", "nosuch", "none"], 3),
+    (["make", "nosuch", "none", "--json"], 3),
 )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stderr", [False, True], ids=["stdout", "both"])
-def test_a_closed_output_keeps_the_exit_code(project: Path, arguments: list[str], code: int, stderr: bool) -> None:
+def test_a_closed_output_keeps_the_exit_code(project: Path, tmp_path: Path, stderr: bool) -> None:
     """If stderr is closed too, the first progress line ends the command with exit code 1."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "tcp://127.0.0.1:9"}
+    every = json.dumps([arguments for arguments, _ in CLOSED_OUTPUT])
     read, write = os.pipe()
     os.close(read)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", NO_ENGINE, *arguments], stdout=write, stderr=write if stderr else subprocess.PIPE,
-            text=True, timeout=60, env=env,
+            [sys.executable, "-c", FORKED, every, tmp_path / "codes"], stdout=write,
+            stderr=write if stderr else subprocess.PIPE, text=True, timeout=60, env=env,
         )  # fmt: skip
     finally:
         os.close(write)
-    assert done.returncode in ((code, 1) if stderr else (code,))
+    codes = json.loads((tmp_path / "codes").read_text())
+    for (arguments, code), found in zip(CLOSED_OUTPUT, codes, strict=True):
+        assert found in ((code, 1) if stderr else (code,)), arguments
     assert "Traceback" not in (done.stderr or "") and "Exception" not in (done.stderr or "")
 
 
-NO_ENGINE = """
-import types
+# Imports envbuild once, without an engine. Each command runs in a forked process, which ends as Python always ends.
+FORKED = """
+import json, os, sys, types
 from envbuild.cli import entry
 from envbuild.pipeline.step_context import StepContext
 StepContext.engine = types.SimpleNamespace(cpus=1, memory_bytes=0)
-entry.main()
+_, every, file = sys.argv
+codes = []
+for arguments in json.loads(every):
+    child = os.fork()
+    if child == 0:
+        sys.argv[1:] = arguments
+        entry.main()
+        sys.exit()
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with open(file, "w") as written:
+    json.dump(codes, written)
 """
 
 
