@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[2]
 SLICE = (
     "tests/selftest/harness/test_project_test_spec_reader.py::test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name",
     "tests/selftest/harness/test_script_tracebacks.py",
-    "tests/unit/cli/test_entry.py::test_a_closed_output_is_not_a_fault",
+    *(
+        f"tests/unit/cli/test_entry.py::test_a_closed_output_is_not_a_fault[n 1-{command}]"
+        for command in ("export schema", "show", "show cpu", "status --help", "advisories")
+    ),
     "tests/unit/explain/test_log_decompression.py::test_several_files_are_one_run",
     "tests/unit/facts/test_probe_catalogue_reader.py",
     "tests/unit/runners/test_host_runner.py::test_an_interpreter_is_found_by_path_or_in_its_environment",
