@@ -124,7 +124,8 @@ def is_seen(case: Case, expected: Mapping[str, Exact], index: int, position: int
     for values in changed(case, index, position):
         given = [*case.given[:index], values, *case.given[index + 1 :]]
         try:
-            if any(found.wrong for found in worst(case.run(*given), expected).values()):
+            results = case.run(*given)
+            if any(worst(results, {name: exact})[name].wrong for name, exact in expected.items()):
                 return True
         except (ValueError, torch.linalg.LinAlgError):  # results of a different shape, or no result
             return True
@@ -145,8 +146,8 @@ def test_a_right_kernel_passes_and_each_element_of_its_inputs_matters(operation:
         judge = any if any(word in case.name for word in PARTIAL) else all
         for index in range(len(case.given)):
             places = positions(case, index, 16 if judge is any else POSITIONS)
-            seen = [is_seen(case, expected, index, position) for position in places]
-            assert judge(seen), f"{case.dtype} {case.name}: input {index}, elements {places}: {seen}"
+            seen = (is_seen(case, expected, index, position) for position in places)  # `judge` stops when it knows
+            assert judge(seen), f"{case.dtype} {case.name}: input {index}, elements {places}"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
