@@ -138,6 +138,8 @@ class Log:
         searched as it is, then as changed by `plain_form`, then joined with the next line if the message may continue
         there. Of very many similar lines, only a part is searched (TRIED, _MOST_OF_ONE_SHAPE)."""
         found: list[tuple[Line, re.Match[str]]] = []
+        if self._words is not None and self._words.lacks(pattern):
+            return found
         texts, rewritten = self._rewritten
         breaks, joined = self._joined
         for index in sorted(
@@ -168,6 +170,18 @@ class Log:
     @cached_property
     def _index(self) -> _Index:
         return _Index(enumerate(line.text for line in self.lines))
+
+    @cached_property
+    def _words(self) -> _Words | None:
+        """The words of all texts in which `find` searches. They exclude most patterns with one look-up instead of one
+        in each index."""
+        indexes = (self._index, self._rewritten[1], self._joined[1])
+        words: set[bytes] = set()
+        for index in indexes:
+            if index.words is None:
+                return None
+            words |= index.words
+        return _Words(words, _NonAsciiLines.of(index.foreign for index in indexes))
 
     @cached_property
     def of_gpu(self) -> bool:
@@ -250,39 +264,29 @@ class _Index:
             if len(same_shape) < _MOST_OF_ONE_SHAPE:
                 same_shape.append(index)
         self._joined = b"\n".join(shapes)
-        self._foreign = _NonAsciiLines(b"\n".join(shape for shape in shapes if not shape.isascii()), characters)
+        self.foreign = _NonAsciiLines(b"\n".join(shape for shape in shapes if not shape.isascii()), characters)
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
         self._where = list(shapes.values())
         words: set[bytes] = set()
-        self._words: _Words | None = None
+        self.words: set[bytes] | None = None
         for shape in shapes:
             words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
             if len(words) > _MOST_WORDS:  # random text: its words exclude no pattern, and would need too much memory
                 break
         else:
-            self._words = _Words(b" ".join(words), self._foreign)
+            self.words = words
+        self._words = None if self.words is None else _Words(self.words, self.foreign)
         # cache of text -> shapes, because many patterns search for the same text
         self._held: dict[bytes, tuple[int, ...]] = {}
 
     def candidates(self, pattern: SearchPattern) -> list[int]:
         """Returns the indexes of lines that the pattern may match, at most TRIED."""
-        if not self._where or self._lacks(pattern):
+        if not self._where or (self._words is not None and self._words.lacks(pattern)):
             return []
         wanted = required_texts.required_texts(pattern)
         shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape])
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
-
-    def _lacks(self, pattern: SearchPattern) -> bool:
-        """Whether the pattern cannot match: it requires at least one of several words, and no shape contains any of
-        them. This excludes most patterns."""
-        if (occurs := self._words) is None:
-            return False
-        words = _words_of(pattern)
-        for word in words:  # a generator would take longer than the look-ups
-            if occurs[word]:
-                return False
-        return bool(words)
 
     def _shapes(self, text: bytes) -> tuple[int, ...]:
         if text not in self._held:
@@ -295,7 +299,7 @@ class _Index:
         if self._words is not None:
             if not self._words[_word_of(text)]:
                 return
-        elif not text.isascii() and text not in self._foreign:
+        elif not text.isascii() and text not in self.foreign:
             return
         place = -1
         for _ in range(TRIED // 2):
@@ -323,6 +327,13 @@ class _NonAsciiLines:
         """`characters`: the characters of the lines, in lower case."""
         self._lines, self._characters = lines, characters
 
+    @classmethod
+    def of(cls, parts: Iterable[_NonAsciiLines]) -> _NonAsciiLines:
+        """Returns the lines of all parts."""
+        every = tuple(parts)
+        characters = frozenset[str]().union(*(part._characters for part in every))
+        return cls(b"\n".join(part._lines for part in every), characters)
+
     def __contains__(self, text: bytes) -> bool:
         needed = {character for character in text.decode() if not character.isascii()}
         return needed <= self._characters and text in self._lines
@@ -331,12 +342,22 @@ class _NonAsciiLines:
 class _Words(dict[bytes, bool]):
     """A cache of word -> whether a line may contain this word of a pattern. Each word is searched only once."""
 
-    def __init__(self, ascii_words: bytes, foreign: _NonAsciiLines) -> None:
-        self._ascii_words, self._foreign = ascii_words, foreign
+    def __init__(self, words: Iterable[bytes], foreign: _NonAsciiLines) -> None:
+        """`words`: the words of the lines; those that are not ASCII are found in `foreign`."""
+        self._ascii_words, self._foreign = b" ".join(words), foreign
 
     def __missing__(self, word: bytes) -> bool:
         found = self[word] = word in (self._ascii_words if word.isascii() else self._foreign)
         return found
+
+    def lacks(self, pattern: SearchPattern) -> bool:
+        """Whether the pattern cannot match: it requires at least one of several words, and no line contains any of
+        them. This excludes most patterns."""
+        words = _words_of(pattern)
+        for word in words:  # a generator would take longer than the look-ups
+            if self[word]:
+                return False
+        return bool(words)
 
 
 @cache
