@@ -26,6 +26,7 @@ from envbuild.registry import registry_http_and_auth
 from envbuild.registry.registry_http_and_auth import HostUnreachable
 from envbuild.util.errors import NetworkError
 from unit.served import served
+from unit.support import quick_pip
 
 DAY = datetime.timedelta(days=1)
 
@@ -147,6 +148,7 @@ def test_a_connection_that_breaks_may_be_tried_again() -> None:
 
 
 def test_a_package_index_and_a_file_say_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quick_pip(monkeypatch)
     error = error_of(None, None)
     session: Any
     with raising(error) as session:

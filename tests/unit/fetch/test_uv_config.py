@@ -14,7 +14,7 @@ from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_file
 from envbuild.util.errors import SettingsError
 from unit.conftest import forget
-from unit.support import PROFILE, envbuild, lock_for, plan_of, wheel
+from unit.support import PROFILE, envbuild, lock_for, plan_of, quick_pip, wheel
 
 
 @pytest.fixture
@@ -60,7 +60,10 @@ def test_only_indexes_and_how_to_reach_them_are_kept(homes: tuple[Path, Path], t
     ]
 
 
-def test_the_copy_is_for_the_user_alone(homes: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_copy_is_for_the_user_alone(
+    homes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_pip(monkeypatch)
     homes[0].write_text('index-url = "https://me:secret@a.example/simple"\n', encoding="utf-8")
     given(tmp_path)
     assert (tmp_path / "uv.toml").stat().st_mode & 0o777 == 0o600

@@ -18,12 +18,17 @@ from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError
-from unit.support import PROFILE, plan_of
+from unit.support import PROFILE, plan_of, quick_pip
 
 SETUP = "import os\nwanted = os.environ.get('KERNELS_CUDA')\n"
 # Content that git would change or leave out if attributes and filters were applied.
 ODD = {".gitattributes": "left export-ignore\nid export-subst\ncrlf text eol=crlf\n", "left": "in\n",
        "id": "$Format:%H$\n", "crlf": "one\ntwo\n"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_pip(monkeypatch)
 
 
 def git(folder: Path, *arguments: str) -> str:
