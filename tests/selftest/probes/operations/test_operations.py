@@ -19,6 +19,7 @@ from envbuild.selftest.probes.linear_algebra import (
     linalg_structure_and_gradient_cases,
 )
 from envbuild.selftest.probes.operations import elementwise_and_copy_cases, operations
+from selftest.numerics.test_operation_case import any_wrong
 
 OF_STANDARD = (
     *fft_sampled_cases.OPERATIONS,
@@ -124,8 +125,7 @@ def is_seen(case: Case, expected: Mapping[str, Exact], index: int, position: int
     for values in changed(case, index, position):
         given = [*case.given[:index], values, *case.given[index + 1 :]]
         try:
-            results = case.run(*given)
-            if any(worst(results, {name: exact})[name].wrong for name, exact in expected.items()):
+            if any_wrong(case.run(*given), expected):
                 return True
         except (ValueError, torch.linalg.LinAlgError):  # results of a different shape, or no result
             return True
