@@ -236,8 +236,9 @@ def norm(name: str, kinds: Iterable[str] = NORMS, pair: str | None = None, **wro
     None: all cases."""
 
     def select() -> None:
-        groups = norm_torch.norm_case_groups
-        norm_torch.norm_case_groups = lambda norms: (
+        module: Any = norm_torch
+        groups = module.norm_case_groups
+        module.norm_case_groups = lambda norms: (
             group for group in groups(norms) if group[0].norm.name in kinds and group[0].pair == pair
         )
 
@@ -253,8 +254,9 @@ def adam(
     """Return optim.apex with faults in FusedAdam. It runs only the cases of these variants and dtypes."""
 
     def select() -> None:
-        optim_apex.VARIANTS = {variant: optim_apex.VARIANTS[variant] for variant in variants}
-        optim_apex.DTYPES = dtypes
+        module: Any = optim_apex
+        module.VARIANTS = {variant: optim_apex.VARIANTS[variant] for variant in variants}
+        module.DTYPES = dtypes
 
     return seeded("optim.apex", name, select=select, FusedAdam=wrong)
 
