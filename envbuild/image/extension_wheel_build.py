@@ -1,11 +1,12 @@
 """Compiles extensions from source. Each becomes a wheel, compiled once and cached under the hash of its inputs.
 
 A wheel is cached completely, with a description of its inputs, or not at all. A wheel that fails its check is not
-cached.
+cached. This cache belongs to one user of one machine; `shared_extension_cache` has wheels of other machines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -13,7 +14,7 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from itertools import islice
@@ -37,7 +38,7 @@ from envbuild.image import (
 from envbuild.image.build_records import CompiledRecord
 from envbuild.image.buildx import BuildOrder
 from envbuild.lock import wheel_file_hashes_and_contents
-from envbuild.lock.lock_entry_types import LockedExtension
+from envbuild.lock.lock_entry_types import LockedExtension, RecordedWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.extension_spec import BUILD_TOOLS
 from envbuild.util import process_locks, temporary_files, user_folders
@@ -47,7 +48,8 @@ from envbuild.util.strict_and_canonical_json import canonical_digest
 
 # Increment if the same source would give another wheel, for example after a change of `compile` in dockerfiles/install.
 _RECIPE = 1
-_ABOUT = "built.json"
+ABOUT = "built.json"
+"""The file next to a cached wheel that describes it."""
 _MOST_NAMED = 10
 _MOST_METADATA = 1 << 20  # bytes of a METADATA file; that of torch 2.13 has 38 kB
 # Memory per job, measured: apex's largest compiler process (cicc, part of nvcc) took 3.1 GB, four jobs 6.8 GB in all.
@@ -71,6 +73,11 @@ class BuiltWheel:
         return CompiledRecord(
             self.name, self.key, self.path.name, self.sha256, wheel_file_hashes_and_contents.roots(self.path)
         )
+
+    @property
+    def recorded(self) -> RecordedWheel:
+        """The record of this wheel in a lock file."""
+        return RecordedWheel(self.name, self.key, self.path.name, self.sha256, self.path.stat().st_size)
 
 
 def wheel_inputs(lock: Lock, one: LockedExtension) -> dict[str, Any]:
@@ -103,6 +110,12 @@ def key(lock: Lock, one: LockedExtension) -> str:
     return canonical_digest(wheel_inputs(lock, one))
 
 
+def current_records(lock: Lock) -> tuple[RecordedWheel, ...]:
+    """Return the wheels that the lock records, without those whose inputs have changed since they were compiled."""
+    found = (lock.recorded_wheel(one.name, key(lock, one)) for one in lock.extensions)
+    return tuple(filter(None, found))
+
+
 def _folder(name: str) -> Path:
     return user_folders.cache_folder("extensions") / name
 
@@ -111,7 +124,7 @@ def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
     """Return the wheel if it is cached and unchanged. Only reads: another process may be compiling it at the moment."""
     name = key(lock, one)
     try:
-        about = json.loads((_folder(name) / _ABOUT).read_text(encoding="utf-8"))
+        about = json.loads((_folder(name) / ABOUT).read_text(encoding="utf-8"))
         path = _folder(name) / about["file"]
         built = BuiltWheel(one.name, name, path, about["sha256"], about["seconds"], about["jobs"], about["made"])
         if path.parent == _folder(name) and file_digest(path) == built.sha256:
@@ -128,25 +141,26 @@ def compile_wheel(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
     Raises BuildError with the cause and what to do, and the errors of buildx.build.
     """
     lock = order.lock
-    with process_locks.exclusive(f"_extension-{key(lock, one)[:16]}", f"compiles {one.name}", order.say):
+    with exclusive_wheel(lock, one, "compiles", order.say):
         return find_wheel(lock, one) or _make(order, one)
+
+
+def exclusive_wheel(
+    lock: Lock, one: LockedExtension, doing: str, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Let only one process at a time write the wheel of an extension into the cache."""
+    return process_locks.exclusive(f"_extension-{key(lock, one)[:16]}", f"{doing} {one.name}", say)
 
 
 def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
     lock = order.lock
-    target = _folder(key(lock, one))
     build_context_folders.fill_builder(lock, order.profile, one)
-    with temporary_files.folder("incoming", target.parent) as folder:
-        out = folder / "made"
+    with incoming_folder() as folder:
         begin = time.monotonic()
-        jobs = _compile(order, one, out)
+        jobs = _compile(order, one, folder / "made")
         seconds = time.monotonic() - begin
-        wheel = _only(out, one)
-        wrong = extension_wheel_check.wheel_faults(
-            wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python
-        )
-        wrong = wrong or list(_lacking(wheel, lock))  # opens the wheel, so only if wheel_faults found none
-        if wrong:
+        wheel = _only(folder / "made", one)
+        if wrong := faults_of_wheel(wheel, lock, one):
             raise BuildError(f"the wheel of {one.name} is not as requested", hint="\n".join([*wrong, *_why(one)]))
         about = {
             "file": wheel.name,
@@ -157,16 +171,36 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
             "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
             "from": wheel_inputs(lock, one),
         }
-        whole = folder / "whole"  # a separate folder: the build could write to the other one
-        whole.mkdir()
-        wheel.rename(whole / wheel.name)
-        write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
-        # removes a damaged wheel; no other process writes here, because compile_wheel holds this wheel's process lock
+        return keep_wheel(lock, one, wheel, about)
+
+
+def incoming_folder() -> contextlib.AbstractContextManager[Path]:
+    """A temporary folder on the disk of the cache."""
+    return temporary_files.folder("incoming", user_folders.cache_folder("extensions"))
+
+
+def keep_wheel(lock: Lock, one: LockedExtension, wheel: Path, about: Mapping[str, Any]) -> BuiltWheel:
+    """Move a checked wheel from an `incoming_folder` into the cache, with its description. Replaces a wheel that is
+    there. The caller must hold `exclusive_wheel`."""
+    target = _folder(key(lock, one))
+    with incoming_folder() as whole:  # a separate folder: a build could write to the other one
+        kept = whole / "whole"
+        kept.mkdir()
+        wheel.rename(kept / wheel.name)
+        write_atomically(kept / ABOUT, json.dumps(about, indent=1))
         shutil.rmtree(target, ignore_errors=True)
-        whole.rename(target)
+        kept.rename(target)
     found = find_wheel(lock, one)
     assert found
     return found
+
+
+def faults_of_wheel(wheel: Path, lock: Lock, one: LockedExtension) -> list[str]:
+    """Return every reason why a wheel is not the requested one, or does not fit into the image; empty if it is."""
+    wrong = extension_wheel_check.wheel_faults(
+        wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python
+    )
+    return wrong or list(_lacking(wheel, lock))  # this opens the wheel, so only if wheel_faults found none
 
 
 def _arch(lock: Lock) -> str:

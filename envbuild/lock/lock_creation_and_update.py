@@ -58,7 +58,8 @@ def update_lock(
     BASE means the Debian packages or, on a base image that the profile names by tag, the image to which the tag points
     now. Archives are downloaded to be locked: `progress` gets the name and the number of new bytes. `accept_old` names
     packages that may be far behind their newest release, EVERYTHING means all. `say` gets a sentence for each package
-    that is far behind its newest release, or whose newest release has no usable wheel.
+    that is far behind its newest release, or whose newest release has no usable wheel. The result has all records of
+    compiled wheels that `previous` has, whether they match the new lock or not.
 
     Raises UsageError if `upgrade` names a package that is not in the lock. Raises ProfileError for missing versions, a
     missing tag of the base image, versions refused by an advisory, and versions that are far behind their newest
@@ -108,6 +109,7 @@ def update_lock(
         extensions=extensions,
         builder=builder,
         accepted_old=chosen.accepted_old,
+        compiled=previous.compiled if previous else (),
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
 

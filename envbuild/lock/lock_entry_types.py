@@ -1,4 +1,5 @@
-"""Types of a lock's entries: overridden versions, versions accepted as old, and the inputs of compiled extensions."""
+"""Types of a lock's entries: overridden versions, versions accepted as old, the inputs of extensions, and the wheels
+that were compiled from them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Nvcc:
 
 @dataclass(frozen=True)
 class LockedExtension:
-    """The inputs of an extension's wheel. The wheel itself is not locked, because it is built, not downloaded.
+    """The inputs of an extension's wheel. The wheel itself is a RecordedWheel, once it was compiled.
 
     `digest` identifies the source: the commit, or the sdist's sha256. `tree`: the id of the commit's git tree; None for
     an sdist.
@@ -63,6 +64,18 @@ class LockedExtension:
             **({"settings": list(self.settings)} if self.settings else {}),
             "modules": list(self.modules),
         }
+
+
+@dataclass(frozen=True)
+class RecordedWheel:
+    """The wheel of an extension as it was compiled. `key`: the sha256 of all inputs of that compilation. If the inputs
+    have changed since, the record does not count."""
+
+    name: str
+    key: str
+    file: str
+    sha256: str
+    bytes: int
 
 
 @dataclass(frozen=True)

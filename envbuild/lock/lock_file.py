@@ -1,13 +1,15 @@
 """The lock file: every file of an image by name, version and sha256, without URLs, so that any mirror works.
 
 The lock id is the sha256 of the canonical `content` alone. `inputs`: for each part of the lock (base, apt, wheels ...),
-the digest of what the profile requests; a part is stale if that has changed.
+the digest of what the profile requests; a part is stale if that has changed. `compiled`: the wheels that were compiled
+from the lock's extensions. They are not part of the id, because the id is needed before anything is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.lock import lock_schema
-from envbuild.lock.lock_entry_types import AcceptedOld, Builder, LockedExtension, Nvcc, Overridden
+from envbuild.lock.lock_entry_types import AcceptedOld, Builder, LockedExtension, Nvcc, Overridden, RecordedWheel
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.value_types import StartupFile
@@ -42,7 +44,7 @@ PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensi
 class Lock:
     """A lock. `made` (UTC, 20261121T000000Z) only selects a date in a snapshot archive; it is not part of the id.
     `image`: the base image by digest; `image_tag`: the tag in the profile that pointed to it, None if the profile names
-    the digest."""
+    the digest. `compiled`: the wheels of its extensions as far as they were compiled; not part of the id either."""
 
     made: str
     inputs: Mapping[str, str]
@@ -62,6 +64,7 @@ class Lock:
     builder: Builder | None = None
     accepted_old: tuple[AcceptedOld, ...] = ()
     image_tag: str | None = None
+    compiled: tuple[RecordedWheel, ...] = ()
 
     @property
     def content(self) -> dict[str, object]:
@@ -108,6 +111,10 @@ class Lock:
     @property
     def versions(self) -> dict[str, str]:
         return {locked.wheel.name: locked.wheel.version for locked in self.wheels}
+
+    def recorded_wheel(self, name: str, key: str) -> RecordedWheel | None:
+        """The recorded wheel of an extension. None if none was compiled with these inputs; `key`: their sha256."""
+        return next((one for one in self.compiled if (one.name, one.key) == (name, key)), None)
 
     def stale(self, plan: Plan) -> list[str]:
         """The parts whose inputs have changed since locking."""
@@ -178,6 +185,7 @@ def _lock(parsed: lock_schema.LockDocument) -> Lock:
         environment=content.environment,
         extensions=tuple(map(_extension, content.extensions)),
         builder=_builder(content.builder) if content.builder else None,
+        compiled=tuple(RecordedWheel(**one.model_dump()) for one in parsed.compiled),
     )
 
 
@@ -222,10 +230,38 @@ def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = 
     data: dict[str, object] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
     data |= {"of": dict(origin)} if origin else {}
     data["content"] = _with_lines(lock.content)
-    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
-    write_within(
-        yaml_and_project_paths.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}"
-    )
+    text = f"# Made by `envbuild lock {name}`; not to be edited.\n{_dumped(data)}{_compiled_text(lock.compiled)}"
+    write_within(yaml_and_project_paths.home(file), file, text)
+
+
+def _dumped(data: Mapping[str, object]) -> str:
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
+
+
+def _compiled_text(wheels: Sequence[RecordedWheel]) -> str:
+    return _dumped({"compiled": [_OneLine(vars(one)) for one in wheels]}) if wheels else ""
+
+
+# The key `compiled` of a lock file with its list.
+_COMPILED = re.compile(r"^compiled:.*\n?(?:[ -].*\n?)*", re.MULTILINE)
+
+
+def record_compiled(file: Path, lock: Lock, wheels: Sequence[RecordedWheel]) -> None:
+    """Replace the recorded wheels in the file of a lock; nothing else in the file changes.
+
+    Raises LockError if the file is not the lock any more, or was edited so that it cannot be changed safely.
+    """
+    before = file.read_text(encoding="utf-8")
+    rest = _COMPILED.sub("", before)
+    after = f"{rest}{'' if rest.endswith(chr(10)) else chr(10)}{_compiled_text(wheels)}"
+    name = yaml_and_project_paths.display(file)
+    found = parse(before, name)
+    if found.id != lock.id or parse(after, name) != replace(found, compiled=tuple(wheels)):
+        raise LockError(
+            f"the compiled wheels cannot be recorded in {name}: it was changed meanwhile, or was edited",
+            hint="run the same command again",
+        )
+    write_within(yaml_and_project_paths.home(file), file, after)
 
 
 def _with_lines(content: Mapping[str, object]) -> dict[str, object]:

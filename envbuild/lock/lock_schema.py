@@ -11,6 +11,7 @@ from envbuild.profile.value_types import ImageTag, Model, PinnedImage, Platform,
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
+WheelFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
 
 
 class DebEntry(Model):
@@ -26,7 +27,7 @@ class DebEntry(Model):
 class WheelEntry(Model):
     name: Word
     version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$", max_length=100)]
-    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
+    file: WheelFile
     sha256: Sha256
     bytes: int
     layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
@@ -102,6 +103,14 @@ class BuilderEntry(Model):
     environment: dict[VariableName, Text] = Field(default_factory=dict)
 
 
+class RecordedWheelEntry(Model):
+    name: ExtensionName
+    key: Sha256
+    file: WheelFile
+    sha256: Sha256
+    bytes: int = Field(ge=0)
+
+
 class Content(Model):
     """Everything that determines an image; the sha256 of it is the lock's id."""
 
@@ -147,3 +156,10 @@ class LockDocument(Model):
     inputs: dict[str, Digest]
     of: Origin | None = None
     content: Content
+    compiled: list[RecordedWheelEntry] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _records_a_wheel_once(self) -> LockDocument:
+        if len({one.name for one in self.compiled}) != len(self.compiled):
+            raise ValueError("compiled has two wheels of one extension")
+        return self
