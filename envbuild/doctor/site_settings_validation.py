@@ -8,6 +8,7 @@ from typing import Any
 
 from envbuild.doctor.machine_readings import SiteReading, clean
 from envbuild.facts import database
+from envbuild.image import shared_extension_cache
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.slurm import slurm_settings
 from envbuild.util import network_settings, settings, user_folders
@@ -18,6 +19,7 @@ _SECTIONS: dict[str, Callable[[Any, Any, Any], object]] = {
     "slurm": slurm_settings.parse,
     "kubernetes": kubernetes_settings.parse,
     "network": lambda section, given, _: network_settings.parse(section, given),
+    "extensions": lambda section, given, _: shared_extension_cache.parse(section, given),
 }
 _KEYS = ("signing_key", "public_key")
 

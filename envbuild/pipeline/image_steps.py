@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from envbuild.audit import environment_audit, image_collector
 from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit
@@ -25,7 +27,7 @@ from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_changes, lock_creation_and_update, lock_file, wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import build_downloads
+from envbuild.pipeline import build_downloads, layer_steps
 from envbuild.pipeline.layer_steps import load_layers, prepare_load, require_describable_image
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
@@ -76,6 +78,7 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
         )
     after = fetch_base(context, plan, after, lock_again=not options.locked)
     if after is not before:
+        after = replace(after, compiled=extension_wheel_build.current_records(after))
         for note in (*profile_reader_and_overrides.ignored_uv_settings([loaded]), *loaded.notes):
             context.note(note)
         if not options.trial:
@@ -131,9 +134,11 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
     found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock)
     if found is not None:
         image = context.step("build", tag_existing_image, context, recipe, found)
+        layer_steps.record_wheels_of_image(context, recipe, image.id)
         return BuiltImage(image, tags=(image_tag(recipe.loaded, lock),))
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
+    layer_steps.record_wheels(context, recipe, wheels)
     compiled = [wheel.record for wheel in wheels]
     disk_space_needs.require_disk_space(context.engine, lock)
     to_load = context.step("build", prepare_load, context, recipe.plan, lock, wheels, again=no_cache)
@@ -172,15 +177,17 @@ def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> St
 
 
 def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple[BuiltWheel, ...]]:
-    """Return the wheels of the extensions: from the cache, or else compiled from source. Raises what
-    `require_describable_image` raises before anything is compiled."""
-    extensions = recipe.lock.extensions
-    found = [extension_wheel_build.find_wheel(recipe.lock, one) for one in extensions]
-    wheels = tuple(
-        built or _compile_extension(context, recipe, one) for built, one in zip(found, extensions, strict=True)
-    )
+    """Return the wheels of the extensions: from a cache, or else compiled from source. Raises what
+    `require_describable_image` raises before anything is compiled, and what `find_or_compile_wheels` raises."""
+    compiled: list[str] = []
+
+    def compile_one(extension: LockedExtension) -> BuiltWheel:
+        compiled.append(extension.name)
+        return _compile_extension(context, recipe, extension)
+
+    wheels = layer_steps.find_or_compile_wheels(context, recipe, compile_one)
     note = ", ".join(f"{one.name} {one.path.stat().st_size / 1e6:.0f} MB {one.sha256[:12]}" for one in wheels)
-    return StepResult(wheels, cached=None not in found, note=note)
+    return StepResult(wheels, cached=not compiled, note=note)
 
 
 def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedExtension) -> BuiltWheel:

@@ -1,42 +1,149 @@
-"""The steps that make an image from its layers: download their parts, write them, load them into the engine."""
+"""The steps that make an image from its layers: find its compiled wheels, download the parts of the layers, write them,
+load them into the engine."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from envbuild.image import buildx
+from envbuild.image import build_records, buildx, extension_wheel_build, shared_extension_cache
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.image.extension_wheel_build import BuiltWheel, find_wheel
+from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.image_naming import repository
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci import disk_space_needs, engine_load, layer_blobs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import ImageDescription, ImageToLoad, OciImage
-from envbuild.lock import wheel_conflicts
+from envbuild.image.shared_extension_cache import SharedCache
+from envbuild.lock import lock_file, wheel_conflicts
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.model import Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import process_locks
-from envbuild.util.errors import BuildError, HashMismatch, LockError, some
+from envbuild.util.errors import BuildError, FileError, HashMismatch, LockError, NetworkError, some
 from envbuild.util.strict_and_canonical_json import canonical_digest
+from envbuild.util.untrusted_input_errors import Refusal
+from envbuild.util.yaml_and_project_paths import display
+
+CompileWheel = Callable[[LockedExtension], BuiltWheel]
+_CACHE_ERRORS = (FileError, NetworkError, Refusal)  # of the shared cache
 
 
-def compiled_wheels(loaded: LoadedProfile, lock: Lock) -> tuple[BuiltWheel, ...]:
-    """Return the wheels of a lock's extensions. Raises BuildError if one is not in the cache."""
-    found = []
-    for extension in lock.extensions:
-        wheel = find_wheel(lock, extension)
-        if wheel is None:
-            raise BuildError(
-                f"{extension.name} is not compiled, which needs an engine",
-                hint=f"with an engine: envbuild build {loaded.known}",
-            )
-        found.append(wheel)
-    return tuple(found)
+def compiled_wheels(context: StepContext, recipe: Recipe) -> tuple[BuiltWheel, ...]:
+    """Return the wheels of a lock's extensions without an engine, as `find_or_compile_wheels` does. Raises BuildError
+    if one would have to be compiled."""
+
+    def refuse(one: LockedExtension) -> BuiltWheel:
+        raise BuildError(
+            f"{one.name} is not compiled, which needs an engine",
+            hint=f"with an engine: envbuild build {recipe.loaded.known}; or set extensions.cache in config.yaml to a "
+            "cache that has the wheel",
+        )
+
+    return find_or_compile_wheels(context, recipe, refuse)
+
+
+def find_or_compile_wheels(context: StepContext, recipe: Recipe, compile_one: CompileWheel) -> tuple[BuiltWheel, ...]:
+    """Return the wheels of a lock's extensions: the one that the lock records, from this machine's cache or the shared
+    cache; otherwise any wheel with the same inputs from these two; otherwise a new one, which the shared cache gets.
+
+    Raises BuildError if a wheel differs from the one that the lock records, and the recipe requires that one.
+    """
+    cache = shared_extension_cache.configured_cache() if recipe.lock.extensions else None
+    return tuple(_find_or_compile(context, recipe, cache, one, compile_one) for one in recipe.lock.extensions)
+
+
+def _find_or_compile(
+    context: StepContext, recipe: Recipe, cache: SharedCache | None, one: LockedExtension, compile_one: CompileWheel
+) -> BuiltWheel:
+    lock = recipe.lock
+    recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
+    local = extension_wheel_build.find_wheel(lock, one)
+    if local and (recorded is None or local.sha256 == recorded.sha256):
+        is_new = recorded is None and recipe.wheel_records == "write"
+        return _shared(context, cache, local) if is_new else local
+    if fetched := _fetched(context, lock, cache, one):
+        return fetched
+    wheel = local or compile_one(one)
+    if recorded is None or wheel.sha256 == recorded.sha256:
+        return _shared(context, cache, wheel)
+    differs = f"the lock records the wheel {recorded.sha256[:12]} of {one.name}, but this machine has"
+    if recipe.wheel_records == "require":
+        raise BuildError(
+            f"{differs} {wheel.sha256[:12]}, which was compiled from the same inputs",
+            hint=f"{_where_to_get(cache)}, or record this machine's wheel: envbuild build {recipe.loaded.known} "
+            f"(without --locked)\nthis machine's wheel: {wheel.path}",
+        )
+    context.note(f"{differs} {wheel.sha256[:12]}: this one is used")
+    return _shared(context, cache, wheel) if recipe.wheel_records == "write" else wheel
+
+
+def _where_to_get(cache: SharedCache | None) -> str:
+    if cache is None:
+        return "set extensions.cache in config.yaml to a cache that has the recorded wheel"
+    return f"have a machine that has the recorded wheel store it in {cache.where}"
+
+
+def _fetched(context: StepContext, lock: Lock, cache: SharedCache | None, one: LockedExtension) -> BuiltWheel | None:
+    """Fetch a wheel from the shared cache. If that is not possible, report why, and return None."""
+    if cache is None:
+        return None
+    try:
+        show = build_downloads.show_download(context.progress)
+        wheel = shared_extension_cache.fetch_wheel(cache, lock, one, context.progress.say, show)
+    except _CACHE_ERRORS as error:
+        refused = "is refused" if isinstance(error, Refusal) else "cannot be fetched"
+        context.note(f"{one.name}: the wheel in the shared cache {cache.where} {refused}: {error.message}")
+        return None
+    if wheel:
+        context.progress.say(f"{one.name}: fetched {wheel.path.name} from the shared cache {cache.where}")
+    return wheel
+
+
+def _shared(context: StepContext, cache: SharedCache | None, wheel: BuiltWheel) -> BuiltWheel:
+    """Store a wheel in the shared cache. If that is not possible, report why: most users may only read the cache."""
+    if cache is not None:
+        context.progress.line(f"storing {wheel.path.name} in the shared cache")
+        try:
+            shared_extension_cache.store_wheel(cache, wheel)
+        except _CACHE_ERRORS as error:
+            context.note(f"{wheel.name}: not stored in the shared cache {cache.where}: {error.message}")
+    return wheel
+
+
+def record_wheels(context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel]) -> None:
+    """Record the wheels of a lock's extensions in the lock file, if the recipe says so and they are not recorded yet.
+    The lock of a shipped profile is not changed."""
+    rows = tuple(wheel.recorded for wheel in wheels)
+    if recipe.wheel_records != "write" or rows == recipe.lock.compiled:
+        return
+    file = recipe.loaded.lock_file
+    if not file.exists():
+        context.progress.say(
+            f"the compiled wheels are not recorded, because {display(file)} does not exist: "
+            f"envbuild lock {recipe.loaded.cli_words} writes it"
+        )
+        return
+    lock_file.record_compiled(file, recipe.lock, rows)
+    for row in rows:
+        if row not in recipe.lock.compiled:
+            context.progress.say(f"recorded in {display(file)}: {row.file} {row.sha256[:12]}")
+
+
+def record_wheels_of_image(context: StepContext, recipe: Recipe, image_id: str) -> None:
+    """Record the wheels of an image that was built before, if the lock records none and this machine's cache still has
+    them."""
+    lock = recipe.lock
+    if recipe.wheel_records != "write" or len(extension_wheel_build.current_records(lock)) == len(lock.extensions):
+        return
+    found = (extension_wheel_build.find_wheel(lock, one) for one in lock.extensions)
+    wheels = tuple(filter(None, found))
+    inside = {one.sha256 for record in build_records.all_records(image_id) for one in record.extensions}
+    if {wheel.sha256 for wheel in wheels} == inside:
+        record_wheels(context, recipe, wheels)
 
 
 def require_describable_image(context: StepContext, lock: Lock) -> None:

@@ -139,7 +139,7 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
         except UnusableEngine as error:
             if options.builder:
                 raise
-            image = _write_image(context, Recipe(loaded, plan, lock), options, error)
+            image = _write_image(context, Recipe(loaded, plan, lock, options.wheel_records), options, error)
             partial.update(image=image, is_audited=False)
         else:
             built = render_and_build(context, EngineImages(context), loaded, plan, lock, options)
@@ -173,7 +173,7 @@ def render_and_build(
 ) -> BuiltImage:
     """Write the Dockerfile of the lock, and find or build its image."""
     context.step("render", render_dockerfile, loaded, lock, options)
-    return images.provide(Recipe(loaded, plan, lock), no_cache=options.no_cache)
+    return images.provide(Recipe(loaded, plan, lock, options.wheel_records), no_cache=options.no_cache)
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:

@@ -53,8 +53,15 @@ ON_THIS_MACHINE = RunnerOptions("local")
 AS_CONFIGURED = RunnerOptions()
 
 
+WheelRecords = Literal["write", "require", "ignore"]
+"""What is done if the lock records no wheel of an extension, or a wheel other than the one at hand: `write`: record the
+one at hand; `require`: refuse a different wheel; `ignore`: use the one at hand."""
+
+
 @dataclass(frozen=True)
 class Options:
+    """The options of `build`, `make` and `bisect`."""
+
     locked: bool = False
     no_cache: bool = False
     pins: Mapping[str, str] = field(default_factory=dict)
@@ -73,14 +80,19 @@ class Options:
         """True if pins are only tried: no file of the project is changed and the tag `verified` is not moved."""
         return bool(self.pins) and not self.write
 
+    @property
+    def wheel_records(self) -> WheelRecords:
+        return "require" if self.locked else "ignore" if self.trial else "write"
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an image is built from."""
+    """What an image is built from, and what is done with the records of its compiled wheels."""
 
     loaded: LoadedProfile
     plan: Plan
     lock: Lock
+    wheel_records: WheelRecords = "require"
 
     @property
     def name(self) -> str:

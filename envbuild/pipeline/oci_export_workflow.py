@@ -12,7 +12,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.layer_steps import compiled_wheels, describe_image, find_layer_digests, intact_files
 from envbuild.pipeline.make_build_and_test import exclusive_run
-from envbuild.pipeline.model import StepResult
+from envbuild.pipeline.model import Recipe, StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -43,7 +43,7 @@ def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
         loaded = context.step("load profile", load_profile, name)
         plan = context.step("resolve", resolve_profile, loaded)
         lock = context.step("lock", _current_lock, loaded, plan)
-        wheels = compiled_wheels(loaded, lock)
+        wheels = compiled_wheels(context, Recipe(loaded, plan, lock))
         description = context.step("download", describe_image, context, plan, lock, wheels)
         image = context.step("export", _export, context, lock, description, target, loaded.name)
     return ExportedImage(loaded.name, lock.id, image.id, image.manifest.digest, str(target))

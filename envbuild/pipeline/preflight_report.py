@@ -32,6 +32,17 @@ class ProofMachine:
 
 
 @dataclass(frozen=True)
+class PlannedExtension:
+    """Where the wheel of an extension will come from: the cache of this machine, the shared cache, or a compilation.
+    `fault`: why the shared cache cannot be used."""
+
+    name: str
+    source: Literal["cached", "fetched", "compiled"]
+    bytes: int | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
 class Preflight:
     """The document of `make --dry-run`. `line_reason`: why this CUDA line was chosen. `gpus`: the models that the
     profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `registry`: the
@@ -39,7 +50,8 @@ class Preflight:
     those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock matches the
     profile; if not, the bytes are estimated from the outdated lock. `without_base_image`: whether the bytes lack those
     of a base image, whose manifest was not downloaded yet. `expected_from`: the profile whose earlier run on this
-    machine is the basis of `expected_minutes`."""
+    machine is the basis of `expected_minutes`. `extensions`: where their wheels will come from; empty if the image is
+    built already. `extension_cache`: the shared cache that the settings name, if the image is not built yet."""
 
     profile: str
     line_reason: str
@@ -58,6 +70,8 @@ class Preflight:
     expected_from: str | None
     proof: Provability
     reasons: tuple[Reason, ...]
+    extensions: tuple[PlannedExtension, ...] = ()
+    extension_cache: str | None = None
 
     @property
     def reasons_text(self) -> str:
@@ -123,6 +137,9 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         yield "to fetch and on disk: unknown, there is no lock yet"
     else:
         yield f"to fetch: {found.fetch_bytes / 1e9:.1f} GB; on disk: {found.disk_bytes / 1e9:.1f} GB{about}"
+    for one in found.extensions:
+        if one.source != "cached":
+            yield f"extension: {_extension_text(one, found.extension_cache)}"
     if found.registry:
         here = f"it is uploaded to {found.registry}, and audited and tested on {found.runner}"
         yield f"image: no engine can be used, so {here}"
@@ -133,6 +150,14 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
     else:
         yield f"time: about {_minutes(found.expected_minutes)}, from the last run of {found.expected_from}"
     yield f"proof: {_PROVABILITY[found.proof]}{': ' if found.reasons else ''}{found.reasons_text}"
+
+
+def _extension_text(one: PlannedExtension, cache: str | None) -> str:
+    if one.source == "fetched":
+        return f"{one.name} is fetched from the shared cache {cache}, {(one.bytes or 0) / 1e6:.0f} MB"
+    fault = f"; the shared cache {cache} cannot be used: {one.fault}" if one.fault else ""
+    lacks = f"; the shared cache {cache} does not have it" if cache and not one.fault else ""
+    return f"{one.name} is compiled{fault}{lacks}"
 
 
 _PROVABILITY = {

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
-from envbuild.doctor import nvml_reader
+from envbuild.doctor import nvml_reader, parallel_tasks_with_time_limit
 from envbuild.doctor.machine_readings import GpuReading
 from envbuild.evidence import profile_proofs_and_image_states
-from envbuild.image import extension_wheel_build
+from envbuild.image import extension_wheel_build, shared_extension_cache
 from envbuild.image.oci import disk_space_needs
+from envbuild.image.shared_extension_cache import SharedCache
 from envbuild.lock import lock_file
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import cuda_line_selection_for_machine, preflight_report, runner_selection, step_durations
 from envbuild.pipeline.image_stores.image_store import ImageStore
 from envbuild.pipeline.image_stores.image_store_selection import require_image_store
 from envbuild.pipeline.model import Options, StepResult
-from envbuild.pipeline.preflight_report import SELECTED, Preflight, ProofMachine
+from envbuild.pipeline.preflight_report import SELECTED, PlannedExtension, Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
@@ -27,9 +30,11 @@ from envbuild.resolve import cuda_line_choice, cuda_line_lookup, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
-from envbuild.util.errors import EngineError, NotProved
+from envbuild.util.errors import EngineError, FileError, NetworkError, NotProved
 from envbuild.util.json_output_types import plain
-from envbuild.util.untrusted_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason, Refusal
+
+_CACHE_SECONDS = 5.0  # the longest wait for the shared cache of extensions
 
 Agree = Callable[[str], bool]
 """Asks the user whether to go on without a proof."""
@@ -110,8 +115,12 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
     line = cuda_line_lookup.as_line(loaded.name, cuda_line_choice.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight_report.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
-    compiling = lock is not None and _compiles(lock)
+    cache = shared_extension_cache.configured_cache() if lock and lock.extensions and not built else None
+    extensions = () if lock is None or built else _plan_extensions(lock, cache)
+    compiling = any(one.source == "compiled" for one in extensions)
     fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
+    if fetch is not None:
+        fetch += sum(one.bytes or 0 for one in extensions if one.source == "fetched")
     disk = 0 if built else disk_space_needs.needed_bytes(lock, compiling) if lock else None
     disk = fetch if registry else disk  # then this machine keeps only what is downloaded
     done = ({"lock"} if current else set()) | (set() if compiling else {"extensions"})
@@ -131,6 +140,8 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
         fetch_bytes=fetch,
         disk_bytes=disk,
         without_base_image=lock is not None and not built and disk_space_needs.lacks_base_image(lock),
+        extensions=extensions,
+        extension_cache=cache.where if cache else None,
         expected_minutes=expected.minutes if expected else None if steps else 0.0,
         expected_from=expected.profile if expected else None,
         proof=proof,
@@ -183,9 +194,34 @@ def _missing_gpus(
     return None
 
 
-def _compiles(lock: Lock) -> bool:
-    """Whether an extension must be compiled because its wheel is not in the cache."""
-    return any(extension_wheel_build.find_wheel(lock, one) is None for one in lock.extensions)
+def _plan_extensions(lock: Lock, cache: SharedCache | None) -> tuple[PlannedExtension, ...]:
+    """Find out where the wheels of a lock's extensions will come from. A shared cache that does not answer in time
+    counts as one that cannot be used."""
+    planned, asked = dict[str, PlannedExtension](), list[LockedExtension]()
+    for one in lock.extensions:
+        recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
+        local = extension_wheel_build.find_wheel(lock, one)
+        planned[one.name] = PlannedExtension(one.name, "cached" if local else "compiled")
+        if cache and not (local and (recorded is None or local.sha256 == recorded.sha256)):
+            asked.append(one)
+    if cache and asked:
+        tasks = [partial(_plan_fetch, cache, lock, one, planned[one.name]) for one in asked]
+        answers = parallel_tasks_with_time_limit.run_in_parallel(tasks, _CACHE_SECONDS)
+        late = f"no answer in {_CACHE_SECONDS:.0f} s"
+        planned |= {
+            one.name: answer or replace(planned[one.name], fault=late)
+            for one, answer in zip(asked, answers, strict=True)
+        }
+    return tuple(planned.values())
+
+
+def _plan_fetch(cache: SharedCache, lock: Lock, one: LockedExtension, otherwise: PlannedExtension) -> PlannedExtension:
+    """Ask the shared cache for a wheel. `otherwise`: what happens if it does not have the wheel."""
+    try:
+        about = shared_extension_cache.find_description(cache, lock, one)
+    except (FileError, NetworkError, Refusal) as error:
+        return replace(otherwise, fault=error.message)
+    return PlannedExtension(one.name, "fetched", about.bytes) if about else otherwise
 
 
 def _expected(profile: str, lock: Lock | None, steps: Set[str]) -> step_durations.Estimate | None:

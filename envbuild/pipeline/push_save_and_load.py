@@ -36,7 +36,6 @@ from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.image import (
-    build_records,
     engine_image_to_oci_layout,
     extension_wheel_build,
     registry_push,
@@ -52,7 +51,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import layer_steps
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.make_build_and_test import exclusive_run
-from envbuild.pipeline.model import StepResult
+from envbuild.pipeline.model import Recipe, StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import profile_and_lock_name_lookup
@@ -245,7 +244,7 @@ def _write_image(
 ) -> StepResult[Manifest]:
     """Write the image's layers and configuration into the layout. The result is its manifest. Raises BuildError if
     the image is not the proved one."""
-    wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
+    wheels = layer_steps.compiled_wheels(context, proved.recipe)
     description = layer_steps.describe_image(context, proved.plan, proved.lock, wheels).value
     with layer_steps.intact_files(proved.lock):
         image = layer_blobs.write_blobs(
@@ -297,6 +296,10 @@ class _ProvedImage:
     record: Record
     evidence: tuple[ProofRow, ...]
 
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.loaded, self.plan, self.lock)
+
 
 def _proved(context: StepContext, name: str) -> _ProvedImage:
     """Return an image that was built from the profile's current lock and is verified for every GPU model. Prefers an
@@ -309,7 +312,7 @@ def _proved(context: StepContext, name: str) -> _ProvedImage:
     models = profile_proofs_and_image_states.models_to_prove(loaded.profile)
     records = lock_image_lookup_and_recipe.matching_records(lock)
     if not records:
-        older = any(one.lock == lock.id for one in build_records.all_records())
+        older = any(lock_image_lookup_and_recipe.older_records(lock))
         state = "was built by an older envbuild" if older else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild make {loaded.known}")
     proved, missing = list[_ProvedImage](), list[str]()
@@ -343,7 +346,7 @@ def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage
     """Upload the proved image without an engine. Layers that the registry lacks are written again while they are
     uploaded. With `zstd`, all layers above the base image are written again, to compress them. Raises BuildError if the
     lock now gives a different image."""
-    wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
+    wheels = layer_steps.compiled_wheels(context, proved.recipe)
     image = layer_steps.write_layers(context, proved.plan, proved.lock, wheels).value
     _require_proved(image, proved)
     send = zstd_push.push_layers if zstd else image_upload.upload_image

@@ -58,7 +58,7 @@ def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -
     loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
     plan = plan_resolver.resolve(loaded)
     lock = fetch_base(context, plan, build.lock, lock_again=False)
-    return Recipe(loaded, plan, lock)
+    return Recipe(loaded, plan, lock, wheel_records="ignore")
 
 
 def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | None:

@@ -43,6 +43,7 @@ _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
     "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
     "network": "deadline, rate, token_services: network_settings.py",
+    "extensions": "cache: image/shared_extension_cache.py",
 }
 
 

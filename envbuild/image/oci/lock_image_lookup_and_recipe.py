@@ -114,7 +114,14 @@ def _stand_in(lock: Lock, reference: str) -> tuple[BaseImage, BaseContents]:
 
 
 def matches(record: Record, lock: Lock) -> bool:
-    """Whether this envbuild would make the recorded image from the lock, with the wheels of the record."""
+    """Whether this envbuild would make the recorded image from the lock, with the wheels of the record. If the lock
+    records a different wheel that was compiled from the same inputs, it would not."""
+    recorded = (lock.recorded_wheel(one.name, one.key) or one for one in record.extensions)
+    same = all(wheel.sha256 == one.sha256 for wheel, one in zip(recorded, record.extensions, strict=True))
+    return same and _has_recipe(record, lock)
+
+
+def _has_recipe(record: Record, lock: Lock) -> bool:
     if record.lock != lock.id or {one.name for one in record.extensions} != {one.name for one in lock.extensions}:
         return False
     try:
@@ -136,8 +143,14 @@ def existing_image(engine: Engine, lock: Lock) -> Image | None:
 def older_image(engine: Engine, lock: Lock) -> Image | None:
     """Return an image of this lock in the engine that was built from a different recipe, for example by an older
     envbuild."""
-    records = (record for record in build_records.all_records() if record.lock == lock.id)
-    return next(_images(engine, (record for record in records if not matches(record, lock))), None)
+    return next(_images(engine, older_records(lock)), None)
+
+
+def older_records(lock: Lock) -> Iterator[Record]:
+    """Yield the records of images that were built from the lock, but from a different recipe."""
+    for record in build_records.all_records():
+        if record.lock == lock.id and not _has_recipe(record, lock):
+            yield record
 
 
 def recorded_image(record: Record) -> Image:

@@ -29,7 +29,8 @@ def write_image(context: StepContext, recipe: Recipe, *, no_cache: bool) -> tupl
     extensions. Layers in the cache are not written again, unless `no_cache` is set. Raises BuildError if an extension
     is not compiled."""
     lock = recipe.lock
-    wheels = layer_steps.compiled_wheels(recipe.loaded, lock)
+    wheels = layer_steps.compiled_wheels(context, recipe)
+    layer_steps.record_wheels(context, recipe, wheels)
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     disk_space_needs.require_disk_space(None, lock)
     written = context.step("build", layer_steps.write_layers, context, recipe.plan, lock, wheels, again=no_cache)
@@ -68,6 +69,7 @@ class RegistryImages:
         lock_paths_of_built_images.note_lock(recipe.loaded.known_lock)  # so that `prune` keeps its files
         audited = None if no_cache else self.find(lock)
         if audited is not None and (there := registry_push.find_pushed(self._place, audited.id)):
+            layer_steps.record_wheels_of_image(context, recipe, audited.id)
             return BuiltImage(context.step("build", self._existing, audited, there), tags=self._tags(audited))
         written, compiled = write_image(context, recipe, no_cache=no_cache)
         manifest = context.step("push", self._upload, lock, written)
