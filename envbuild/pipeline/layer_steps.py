@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from envbuild.doctor import parallel_tasks_with_time_limit
 from envbuild.image import build_records, buildx, extension_wheel_build, shared_extension_cache
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.extension_wheel_build import BuiltWheel
@@ -29,7 +31,10 @@ from envbuild.util.untrusted_input_errors import Refusal
 from envbuild.util.yaml_and_project_paths import display
 
 CompileWheel = Callable[[LockedExtension], BuiltWheel]
-_CACHE_ERRORS = (FileError, NetworkError, Refusal)  # of the shared cache
+CACHE_ERRORS = (FileError, NetworkError, Refusal)
+"""The errors of a shared cache that cannot be used, or whose entry is refused."""
+CACHE_SECONDS = 5.0
+"""The longest wait for the shared cache if nothing is fetched from it."""
 
 
 def compiled_wheels(context: StepContext, recipe: Recipe) -> tuple[BuiltWheel, ...]:
@@ -63,28 +68,33 @@ def _find_or_compile(
     recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
     local = extension_wheel_build.find_wheel(lock, one)
     if local and (recorded is None or local.sha256 == recorded.sha256):
-        is_new = recorded is None and recipe.wheel_records == "write"
-        return _shared(context, cache, local) if is_new else local
+        if cache and recipe.wheel_records == "write" and _lacks(context, cache, lock, one, local):
+            _store(context, cache, local)
+        return local
     if fetched := _fetched(context, lock, cache, one):
         return fetched
     wheel = local or compile_one(one)
     if recorded is None or wheel.sha256 == recorded.sha256:
-        return _shared(context, cache, wheel)
+        _store(context, cache, wheel)
+        return wheel
     differs = f"the lock records the wheel {recorded.sha256[:12]} of {one.name}, but this machine has"
     if recipe.wheel_records == "require":
         raise BuildError(
             f"{differs} {wheel.sha256[:12]}, which was compiled from the same inputs",
-            hint=f"{_where_to_get(cache)}, or record this machine's wheel: envbuild build {recipe.loaded.known} "
-            f"(without --locked)\nthis machine's wheel: {wheel.path}",
+            hint=f"{_where_to_get(recipe, cache)}\n"
+            f"or record this machine's wheel, {wheel.path}: envbuild build {recipe.loaded.known} (without --locked)",
         )
     context.note(f"{differs} {wheel.sha256[:12]}: this one is used")
-    return _shared(context, cache, wheel) if recipe.wheel_records == "write" else wheel
+    if recipe.wheel_records == "write":
+        _store(context, cache, wheel)
+    return wheel
 
 
-def _where_to_get(cache: SharedCache | None) -> str:
+def _where_to_get(recipe: Recipe, cache: SharedCache | None) -> str:
     if cache is None:
         return "set extensions.cache in config.yaml to a cache that has the recorded wheel"
-    return f"have a machine that has the recorded wheel store it in {cache.where}"
+    again = f"envbuild build {recipe.loaded.known} --no-cache"
+    return f"store the recorded wheel in {cache.where}: run {again} on a machine that has this wheel"
 
 
 def _fetched(context: StepContext, lock: Lock, cache: SharedCache | None, one: LockedExtension) -> BuiltWheel | None:
@@ -94,7 +104,7 @@ def _fetched(context: StepContext, lock: Lock, cache: SharedCache | None, one: L
     try:
         show = build_downloads.show_download(context.progress)
         wheel = shared_extension_cache.fetch_wheel(cache, lock, one, context.progress.say, show)
-    except _CACHE_ERRORS as error:
+    except CACHE_ERRORS as error:
         refused = "is refused" if isinstance(error, Refusal) else "cannot be fetched"
         context.note(f"{one.name}: the wheel in the shared cache {cache.where} {refused}: {error.message}")
         return None
@@ -103,15 +113,34 @@ def _fetched(context: StepContext, lock: Lock, cache: SharedCache | None, one: L
     return wheel
 
 
-def _shared(context: StepContext, cache: SharedCache | None, wheel: BuiltWheel) -> BuiltWheel:
+def _lacks(context: StepContext, cache: SharedCache, lock: Lock, one: LockedExtension, wheel: BuiltWheel) -> bool:
+    """Whether the shared cache does not have a wheel of this machine, for example because it was compiled before the
+    cache was set up. False, with a note, if the cache does not answer."""
+    with_record = replace(lock, compiled=(wheel.recorded,))
+
+    def ask() -> str:
+        try:
+            return "present" if shared_extension_cache.find_description(cache, with_record, one) else "missing"
+        except Refusal:
+            return "missing"  # a damaged entry is replaced
+        except CACHE_ERRORS as error:
+            return error.message
+
+    (answer,) = parallel_tasks_with_time_limit.run_in_parallel([ask], CACHE_SECONDS)
+    if answer not in ("present", "missing"):
+        why = answer or f"no answer in {CACHE_SECONDS:.0f} s"
+        context.note(f"{one.name}: the shared cache {cache.where} cannot be used: {why}")
+    return answer == "missing"
+
+
+def _store(context: StepContext, cache: SharedCache | None, wheel: BuiltWheel) -> None:
     """Store a wheel in the shared cache. If that is not possible, report why: most users may only read the cache."""
     if cache is not None:
         context.progress.line(f"storing {wheel.path.name} in the shared cache")
         try:
             shared_extension_cache.store_wheel(cache, wheel)
-        except _CACHE_ERRORS as error:
+        except CACHE_ERRORS as error:
             context.note(f"{wheel.name}: not stored in the shared cache {cache.where}: {error.message}")
-    return wheel
 
 
 def record_wheels(context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel]) -> None:

@@ -16,7 +16,13 @@ from envbuild.image.shared_extension_cache import SharedCache
 from envbuild.lock import lock_file
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import cuda_line_selection_for_machine, preflight_report, runner_selection, step_durations
+from envbuild.pipeline import (
+    cuda_line_selection_for_machine,
+    layer_steps,
+    preflight_report,
+    runner_selection,
+    step_durations,
+)
 from envbuild.pipeline.image_stores.image_store import ImageStore
 from envbuild.pipeline.image_stores.image_store_selection import require_image_store
 from envbuild.pipeline.model import Options, StepResult
@@ -30,11 +36,9 @@ from envbuild.resolve import cuda_line_choice, cuda_line_lookup, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
-from envbuild.util.errors import EngineError, FileError, NetworkError, NotProved
+from envbuild.util.errors import EngineError, NotProved
 from envbuild.util.json_output_types import plain
-from envbuild.util.untrusted_input_errors import Reason, Refusal
-
-_CACHE_SECONDS = 5.0  # the longest wait for the shared cache of extensions
+from envbuild.util.untrusted_input_errors import Reason
 
 Agree = Callable[[str], bool]
 """Asks the user whether to go on without a proof."""
@@ -206,8 +210,8 @@ def _plan_extensions(lock: Lock, cache: SharedCache | None) -> tuple[PlannedExte
             asked.append(one)
     if cache and asked:
         tasks = [partial(_plan_fetch, cache, lock, one, planned[one.name]) for one in asked]
-        answers = parallel_tasks_with_time_limit.run_in_parallel(tasks, _CACHE_SECONDS)
-        late = f"no answer in {_CACHE_SECONDS:.0f} s"
+        answers = parallel_tasks_with_time_limit.run_in_parallel(tasks, layer_steps.CACHE_SECONDS)
+        late = f"no answer in {layer_steps.CACHE_SECONDS:.0f} s"
         planned |= {
             one.name: answer or replace(planned[one.name], fault=late)
             for one, answer in zip(asked, answers, strict=True)
@@ -219,7 +223,7 @@ def _plan_fetch(cache: SharedCache, lock: Lock, one: LockedExtension, otherwise:
     """Ask the shared cache for a wheel. `otherwise`: what happens if it does not have the wheel."""
     try:
         about = shared_extension_cache.find_description(cache, lock, one)
-    except (FileError, NetworkError, Refusal) as error:
+    except layer_steps.CACHE_ERRORS as error:
         return replace(otherwise, fault=error.message)
     return PlannedExtension(one.name, "fetched", about.bytes) if about else otherwise
 

@@ -10,9 +10,10 @@ import yaml
 
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_file
+from envbuild.lock.lock_entry_types import RecordedWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.util import package_data, strict_and_canonical_json
-from envbuild.util.errors import LockError, OutOfDate, ProfileError
+from envbuild.util.errors import FileError, LockError, OutOfDate, ProfileError
 from unit.support import PROFILE, deb, lock_for, plan_of, wheel
 
 IMAGE = f"registry.example/debian@sha256:{'a' * 64}"
@@ -312,3 +313,82 @@ def test_under_locked_a_missing_or_stale_lock_is_out_of_date(sample: Lock, proje
     other = plan_of(project, {**PROFILE, "torch": "9.0", "apt": []})
     with pytest.raises(OutOfDate, match="apt, wheels changed"):
         lock_file.current(sample, other, file)
+
+
+# records of compiled wheels
+
+RECORD = RecordedWheel("kernels", "a" * 64, "kernels-0.1-cp311-cp311-linux_x86_64.whl", "b" * 64, 38)
+
+
+def test_records_of_wheels_are_not_part_of_the_id(sample: Lock, file: Path) -> None:
+    lock_file.write(sample, file, "sample")
+    before = file.read_text(encoding="utf-8")
+    recorded = changed(sample, compiled=(RECORD,))
+    assert recorded.id == sample.id
+    lock_file.write(recorded, file, "sample")
+    assert file.read_text(encoding="utf-8").startswith(before)
+    assert lock_file.read(file) == recorded
+    assert recorded.recorded_wheel("kernels", "a" * 64) == RECORD
+    assert recorded.recorded_wheel("kernels", "c" * 64) is recorded.recorded_wheel("other", "a" * 64) is None
+
+
+@pytest.mark.parametrize("where", ["at the end", "before the content", "missing", "empty", "without a newline"])
+def test_only_the_records_of_a_lock_file_are_replaced(sample: Lock, file: Path, where: str) -> None:
+    lock_file.write(sample, file, "sample")
+    before = file.read_text(encoding="utf-8")
+    old = "compiled:\n- {name: old, key: KEY, file: o.whl, sha256: KEY, bytes: 1}\n".replace("KEY", "d" * 64)
+    text = {
+        "at the end": f"{before}{old}",
+        "before the content": before.replace("content:\n", f"{old.replace('- ', '  - ')}content:\n"),
+        "missing": before,
+        "empty": before.replace("content:\n", "compiled: []\ncontent:\n"),
+        "without a newline": f"{before}{old}".rstrip("\n"),
+    }[where]
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o640)
+    lock_file.record_compiled(file, sample, [RECORD])
+    after = file.read_text(encoding="utf-8")
+    assert after.startswith(before) and after.count("compiled:") == 1
+    assert lock_file.read(file) == changed(sample, compiled=(RECORD,))
+    assert file.stat().st_mode & 0o777 == 0o640
+    lock_file.record_compiled(file, sample, [])
+    assert file.read_text(encoding="utf-8") == before
+
+
+def test_a_lock_that_was_changed_meanwhile_gets_no_record(sample: Lock, file: Path) -> None:
+    lock_file.write(changed(sample, python="3.12"), file, "sample")
+    before = file.read_bytes()
+    with pytest.raises(LockError, match="it was changed meanwhile"):
+        lock_file.record_compiled(file, sample, [RECORD])
+    assert file.read_bytes() == before
+
+
+def test_a_lock_file_that_is_a_link_out_of_the_project_gets_no_record(sample: Lock, file: Path, tmp_path: Path) -> None:
+    lock_file.write(sample, file, "sample")
+    file.rename(tmp_path / "outside")
+    file.symlink_to(tmp_path / "outside")
+    before = (tmp_path / "outside").read_bytes()
+    with pytest.raises(FileError):
+        lock_file.record_compiled(file, sample, [RECORD])
+    assert (tmp_path / "outside").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"file": "../k.whl"}, {"file": "k.zip"}, {"sha256": "b"}, {"key": "a"}, {"bytes": -1}, {"bytes": "1"},
+     {"name": "a/b"}, {"more": 1}],
+)  # fmt: skip
+def test_an_invalid_record_is_refused(sample: Lock, file: Path, change: dict[str, Any]) -> None:
+    lock_file.write(sample, file, "sample")
+    row = {**vars(RECORD), **change}
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text + yaml.safe_dump({"compiled": [row]}), encoding="utf-8")
+    with pytest.raises(LockError):
+        lock_file.read(file)
+
+
+def test_two_records_of_one_extension_are_refused(sample: Lock, file: Path) -> None:
+    lock_file.write(changed(sample, compiled=(RECORD, RECORD)), file, "sample")
+    with pytest.raises(LockError, match="damaged") as caught:
+        lock_file.read(file)
+    assert "two wheels of one extension" in str(caught.value.faults[0])

@@ -1,0 +1,426 @@
+"""Where the wheels of a lock's extensions come from, and when they are recorded in the lock file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.image import build_records, extension_wheel_build, shared_extension_cache
+from envbuild.image.build_records import Record
+from envbuild.image.extension_wheel_build import BuiltWheel
+from envbuild.image.oci import lock_image_lookup_and_recipe
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import image_steps, layer_steps, preflight_report, preflight_steps
+from envbuild.pipeline.model import Options, Recipe, WheelRecords
+from envbuild.pipeline.preflight_report import PlannedExtension
+from envbuild.pipeline.progress_events import Event, Note
+from envbuild.pipeline.step_context import StepContext
+from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.resolve import plan_resolver
+from envbuild.util.errors import BuildError, FileError
+from unit.image.extension_wheels import CARD, FILE, FakeCompiler, compile_kernels, compiler, kernels_wheel, use_machine
+from unit.registries import Registry, serving
+from unit.support import configure, envbuild, profile_of, sha, whole_lock, write_profile
+
+__all__ = ["compiler"]  # a fixture
+
+DATA: dict[str, Any] = {**CARD, "toolchain": {"sha256": "a" * 64}}
+
+
+@dataclass
+class Site:
+    """A team with a shared folder, a project with a lock, and several machines."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedProfile
+    compiler: FakeCompiler
+    shown: list[Event] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self.shown if isinstance(event, Note)]
+
+    @property
+    def lock(self) -> Lock:
+        found = lock_file.read(self.loaded.lock_file)
+        assert found
+        return found
+
+    @property
+    def key(self) -> str:
+        return extension_wheel_build.key(self.lock, self.lock.extensions[0])
+
+    def machine(self, name: str) -> None:
+        use_machine(name, self.folder, self.monkeypatch)
+        self.shown.clear()
+
+    def share(self) -> Path:
+        folder = self.folder / "shared"
+        folder.mkdir(exist_ok=True)
+        configure(f"extensions: {{cache: {folder}}}\n")
+        return folder
+
+    def other_wheel(self) -> None:
+        """From now on, a compilation gives a different wheel."""
+        self.compiler.wheel = kernels_wheel(self.folder / "other", "different = True")
+
+    def build(self, wheel_records: WheelRecords = "write") -> BuiltWheel:
+        """The step "extensions" of `build`, and what it records."""
+        context = StepContext(self.shown.append)
+        recipe = Recipe(self.loaded, plan_resolver.resolve(self.loaded), self.lock, wheel_records)
+        self.monkeypatch.setattr(
+            image_steps, "_compile_extension", lambda context, recipe, one: compile_kernels(recipe.lock)
+        )
+        wheels = context.step("extensions", image_steps.compile_extensions, context, recipe)
+        layer_steps.record_wheels(context, recipe, wheels)
+        return wheels[0]
+
+    def without_engine(self, wheel_records: WheelRecords = "require") -> BuiltWheel:
+        context = StepContext(self.shown.append)
+        recipe = Recipe(self.loaded, plan_resolver.resolve(self.loaded), self.lock, wheel_records)
+        return layer_steps.compiled_wheels(context, recipe)[0]
+
+
+@pytest.fixture
+def site(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: FakeCompiler) -> Site:
+    write_profile(project, DATA)
+    loaded = profile_of(project, DATA)
+    lock_file.write(whole_lock(plan_resolver.resolve(loaded)), loaded.lock_file, "sample")
+    found = Site(tmp_path, monkeypatch, loaded, compiler)
+    found.machine("a")
+    return found
+
+
+# recording
+
+
+def test_the_first_compilation_is_recorded_and_nothing_else_changes(site: Site) -> None:
+    before = site.loaded.lock_file.read_text(encoding="utf-8")
+    wheel = site.build()
+    after = site.loaded.lock_file.read_text(encoding="utf-8")
+    assert after.startswith(before)
+    size = wheel.path.stat().st_size
+    row = f"- {{name: kernels, key: {wheel.key}, file: {FILE}, sha256: {wheel.sha256}, bytes: {size}}}"
+    assert after.removeprefix(before) == f"compiled:\n{row}\n"
+    assert site.lock.compiled == (wheel.recorded,)
+    assert site.notes == [f"recorded in profiles/sample.lock.yaml: {FILE} {wheel.sha256[:12]}"]
+    assert site.build() == wheel
+    assert len(site.compiler.compiled) == 1 and site.loaded.lock_file.read_text(encoding="utf-8") == after
+
+
+@pytest.mark.parametrize("wheel_records", ["require", "ignore"])
+def test_nothing_is_recorded_with_locked_and_in_a_trial(site: Site, wheel_records: WheelRecords) -> None:
+    before = site.loaded.lock_file.read_bytes()
+    site.build(wheel_records)
+    assert site.loaded.lock_file.read_bytes() == before and site.notes == []
+
+
+def test_options_decide_what_is_done_with_records() -> None:
+    assert Options().wheel_records == Options(pins={"numpy": "1"}, write=True).wheel_records == "write"
+    assert Options(locked=True).wheel_records == "require"
+    assert Options(pins={"numpy": "1"}).wheel_records == "ignore"
+
+
+def test_a_lock_of_another_folder_is_not_changed(site: Site) -> None:
+    """A shipped profile has its lock next to it, and none in the working folder."""
+    elsewhere = replace(site.loaded, name="other")
+    context = StepContext(site.shown.append)
+    recipe = Recipe(elsewhere, plan_resolver.resolve(site.loaded), site.lock, "write")
+    layer_steps.record_wheels(context, recipe, [compile_kernels(site.lock)])
+    assert not elsewhere.lock_file.exists() and site.lock.compiled == ()
+    (note,) = site.notes
+    assert "other.lock.yaml does not exist" in note and "envbuild lock" in note
+
+
+@pytest.mark.parametrize("wheel_records", ["write", "require"])
+def test_a_wheel_of_an_image_that_was_built_before_is_recorded(site: Site, wheel_records: WheelRecords) -> None:
+    wheel = compile_kernels(site.lock)
+    build_records.write(Record("sha256:1", "h", site.lock.id, "r", (), "b", (wheel.record,)))
+    build_records.write(
+        Record("sha256:2", "h", site.lock.id, "r", (), "b", (replace(wheel.record, sha256=sha("other")),))
+    )
+    context = StepContext(site.shown.append)
+    recipe = Recipe(site.loaded, plan_resolver.resolve(site.loaded), site.lock, wheel_records)
+    layer_steps.record_wheels_of_image(context, recipe, "sha256:2")
+    assert site.lock.compiled == (), "the image has a different wheel"
+    layer_steps.record_wheels_of_image(context, recipe, "sha256:1")
+    assert site.lock.compiled == ((wheel.recorded,) if wheel_records == "write" else ())
+
+
+def test_an_image_with_another_wheel_than_the_recorded_does_not_count(site: Site) -> None:
+    wheel, lock = compile_kernels(site.lock), site.lock
+    recipe = lock_image_lookup_and_recipe.recipe_digest(lock, [wheel.record])
+    record = Record("sha256:1", "h", lock.id, recipe, (), "b", (wheel.record,))
+    build_records.write(record)
+    other = replace(lock, compiled=(replace(wheel.recorded, sha256=sha("other")),))
+    outdated = replace(lock, compiled=(replace(wheel.recorded, sha256=sha("other"), key=sha("other")),))
+    for one, expected in ((lock, [record]), (other, []), (outdated, [record])):
+        assert lock_image_lookup_and_recipe.matching_records(one) == expected
+        assert list(lock_image_lookup_and_recipe.older_records(one)) == []
+
+
+def test_a_new_lock_keeps_only_records_that_match(site: Site, project: Path) -> None:
+    wheel = site.build()
+    stale = replace(wheel.recorded, name="gone")
+    lock = replace(site.lock, compiled=(stale, wheel.recorded))
+    assert extension_wheel_build.current_records(lock) == (wheel.recorded,)
+    assert extension_wheel_build.current_records(replace(lock, python="3.13")) == ()
+
+
+def test_lock_drops_a_record_that_no_longer_matches(site: Site, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = site.build()
+    from envbuild.lock import lock_creation_and_update
+
+    for change, expected in (({"env": {"A": "1"}}, (wheel.recorded,)), ({"gpus": ["a100"]}, ())):
+        changed = profile_of(project, {**DATA, **change})
+        after = replace(whole_lock(plan_resolver.resolve(changed)), compiled=site.lock.compiled)
+        monkeypatch.setattr(lock_creation_and_update, "update_lock", lambda *_, after=after, **__: after)
+        done = envbuild("lock", "sample", "--json")
+        assert done.code == 0 and site.lock.compiled == expected, done.stderr
+
+
+# which wheel is used
+
+
+def test_another_machine_of_the_team_compiles_nothing(site: Site) -> None:
+    site.share()
+    wheel = site.build()
+    for wheel_records in ("require", "write", "ignore"):
+        site.machine(f"b {wheel_records}")
+        assert site.build(wheel_records).sha256 == wheel.sha256
+        assert len(site.compiler.compiled) == 1
+        assert site.notes == [f"kernels: fetched {FILE} from the shared cache {site.folder / 'shared'}"]
+
+
+def test_a_wheel_that_no_lock_records_is_fetched_and_recorded(site: Site) -> None:
+    site.share()
+    wheel = site.build("require")
+    site.machine("b")
+    site.build()
+    assert len(site.compiler.compiled) == 1 and site.lock.compiled == (wheel.recorded,)
+
+
+def test_without_an_engine_wheels_come_from_the_shared_cache(site: Site) -> None:
+    with pytest.raises(BuildError, match="kernels is not compiled, which needs an engine") as caught:
+        site.without_engine()
+    assert "extensions.cache" in str(caught.value.hint)
+    site.share()
+    with pytest.raises(BuildError, match="kernels is not compiled"):
+        site.without_engine()
+    wheel = site.build()
+    site.machine("b")
+    assert site.without_engine().sha256 == wheel.sha256
+
+
+def differing(site: Site, at_hand: str) -> str:
+    """The lock records the wheel of machine A; machine B gets a different one. Return the recorded sha256."""
+    recorded = site.build().sha256
+    site.machine("b")
+    site.other_wheel()
+    if at_hand == "cached":
+        compile_kernels(site.lock)
+    return recorded
+
+
+@pytest.mark.parametrize("at_hand", ["cached", "compiled"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_with_locked_a_different_wheel_is_refused(site: Site, at_hand: str, is_shared: bool) -> None:
+    recorded = differing(site, at_hand)
+    shared = site.share() if is_shared else None
+    before = site.loaded.lock_file.read_bytes()
+    with pytest.raises(BuildError) as caught:
+        site.build("require")
+    (local,) = (site.folder / "b").rglob(FILE)
+    assert f"the lock records the wheel {recorded[:12]} of kernels, but this machine has " in caught.value.message
+    hint = str(caught.value.hint)
+    assert f"envbuild build {site.loaded.known} (without --locked)" in hint and str(local) in hint
+    assert (f"store the recorded wheel in {shared}" if shared else "set extensions.cache in config.yaml") in hint
+    assert site.loaded.lock_file.read_bytes() == before
+    assert shared is None or list(shared.iterdir()) == [], "others must not get it"
+
+
+@pytest.mark.parametrize("at_hand", ["cached", "compiled"])
+def test_without_locked_a_different_wheel_is_recorded_and_reported(site: Site, at_hand: str) -> None:
+    recorded = differing(site, at_hand)
+    shared = site.share()
+    wheel = site.build()
+    assert wheel.sha256 != recorded and site.lock.compiled == (wheel.recorded,)
+    assert site.notes == [
+        f"the lock records the wheel {recorded[:12]} of kernels, but this machine has {wheel.sha256[:12]}: this one is "
+        "used",
+        f"recorded in profiles/sample.lock.yaml: {FILE} {wheel.sha256[:12]}",
+    ]
+    assert [path.stem for path in shared.rglob("*.whl")] == [wheel.sha256]
+
+
+def test_verify_uses_a_different_wheel_and_reports_it(site: Site) -> None:
+    recorded = differing(site, "cached")
+    shared = site.share()
+    assert site.build("ignore").sha256 != recorded
+    assert site.lock.compiled[0].sha256 == recorded and list(shared.iterdir()) == []
+    assert len(site.notes) == 1 and "this one is used" in site.notes[0]
+
+
+def test_the_recorded_wheel_of_the_shared_cache_replaces_a_different_one(site: Site) -> None:
+    site.share()
+    recorded = differing(site, "cached")
+    assert site.build("require").sha256 == recorded
+    assert site.lock.compiled[0].sha256 == recorded
+
+
+def test_a_compilation_that_gives_the_recorded_wheel_is_accepted(site: Site) -> None:
+    wheel = site.build()
+    site.machine("b")
+    shared = site.share()
+    assert site.build("require").sha256 == wheel.sha256
+    assert len(site.compiler.compiled) == 2 and [path.stem for path in shared.rglob("*.whl")] == [wheel.sha256]
+
+
+@pytest.mark.parametrize("first", ["require", "write"])
+def test_a_wheel_compiled_before_the_cache_was_set_up_is_stored_later(site: Site, first: WheelRecords) -> None:
+    wheel = site.build(first)
+    shared = site.share()
+    site.build("require")
+    assert list(shared.rglob("*.whl")) == []
+    site.build()
+    (file,) = shared.rglob("*.whl")
+    assert file.stem == wheel.sha256
+    before = file.stat().st_ino
+    site.build()
+    assert file.stat().st_ino == before, "it is not stored twice"
+
+
+def test_a_wheel_of_this_machine_does_not_wait_for_the_shared_cache(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel, shared = site.build(), site.share()
+    monkeypatch.setattr(layer_steps, "CACHE_SECONDS", 0.2)
+    monkeypatch.setattr(shared_extension_cache, "find_description", lambda *_: time.sleep(60))
+    site.shown.clear()
+    assert site.build() == wheel
+    assert site.notes == [f"kernels: the shared cache {shared} cannot be used: no answer in 0 s"]
+
+
+# a shared cache that cannot be used
+
+
+def test_a_refused_entry_is_reported_and_the_wheel_is_compiled(site: Site) -> None:
+    shared = site.share()
+    wheel = site.build()
+    (file,) = shared.rglob("*.whl")
+    file.write_bytes(b"hostile")
+    site.machine("b")
+    assert site.build("require").sha256 == wheel.sha256
+    assert len(site.compiler.compiled) == 2
+    (note,) = site.notes
+    assert note.startswith(f"kernels: the wheel in the shared cache {shared} is refused: {FILE} has the sha256 ")
+    assert file.read_bytes() == wheel.path.read_bytes(), "the damaged entry was replaced"
+
+
+@pytest.mark.parametrize("cache", ["/nowhere/extensions", "127.0.0.1:1/extensions"])
+def test_an_unreachable_cache_only_warns(site: Site, cache: str) -> None:
+    configure(f'extensions: {{cache: "{cache}"}}\n')
+    assert site.build()
+    first, second, third = site.notes
+    assert first.startswith(f"kernels: the wheel in the shared cache {cache} cannot be fetched: ")
+    assert second.startswith(f"kernels: not stored in the shared cache {cache}: ")
+    assert third.startswith("recorded in")
+
+
+def test_a_registry_that_may_only_be_read_only_warns(site: Site) -> None:
+    with serving(Registry(refuse="(POST|PUT) .*")) as registry:
+        configure(f'extensions: {{cache: "{registry.host}/extensions"}}\n')
+        assert site.build()
+        assert site.notes[0].startswith(f"kernels: not stored in the shared cache {registry.host}/extensions: ")
+        assert site.lock.compiled
+
+
+def test_a_folder_that_may_only_be_read_only_warns(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = site.share()
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(shared))
+
+    monkeypatch.setattr(shared_extension_cache, "_replace", denied)  # root may write everywhere
+    assert site.build()
+    assert site.notes[0] == f"kernels: not stored in the shared cache {shared}: {shared}: Permission denied"
+
+
+# the preflight
+
+
+def planned(site: Site) -> PlannedExtension:
+    (found,) = preflight_steps._plan_extensions(site.lock, shared_extension_cache.configured_cache())
+    return found
+
+
+def test_the_preflight_says_where_a_wheel_will_come_from(site: Site) -> None:
+    assert planned(site) == PlannedExtension("kernels", "compiled")
+    site.share()
+    assert planned(site) == PlannedExtension("kernels", "compiled")
+    wheel = site.build()
+    assert planned(site) == PlannedExtension("kernels", "cached")
+    site.machine("b")
+    assert planned(site) == PlannedExtension("kernels", "fetched", wheel.path.stat().st_size)
+    site.other_wheel()
+    compile_kernels(site.lock)
+    assert planned(site).source == "fetched", "this machine has a different wheel than the lock records"
+    configure("")
+    assert planned(site).source == "cached"
+
+
+def test_the_preflight_does_not_wait_for_a_cache_that_hangs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_steps, "CACHE_SECONDS", 0.2)
+    monkeypatch.setattr(shared_extension_cache, "find_description", lambda *_: time.sleep(60))
+    site.share()
+    begin = time.monotonic()
+    assert planned(site) == PlannedExtension("kernels", "compiled", fault="no answer in 0 s")
+    assert time.monotonic() - begin < 5
+
+
+def test_the_preflight_names_the_fault_of_the_cache(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise FileError("the folder is gone")
+
+    site.share()
+    monkeypatch.setattr(shared_extension_cache, "find_description", fail)
+    assert planned(site) == PlannedExtension("kernels", "compiled", fault="the folder is gone")
+
+
+@pytest.mark.parametrize(
+    ("one", "cache", "line"),
+    [
+        (PlannedExtension("k", "compiled"), None, "extension: k is compiled"),
+        (PlannedExtension("k", "compiled"), "/s", "extension: k is compiled; the shared cache /s does not have it"),
+        (PlannedExtension("k", "compiled", fault="gone"), "/s",
+         "extension: k is compiled; the shared cache /s cannot be used: gone"),
+        (PlannedExtension("k", "fetched", 38_000_000), "/s", "extension: k is fetched from the shared cache /s, 38 MB"),
+        (PlannedExtension("k", "cached"), "/s", None),
+    ],
+)  # fmt: skip
+def test_the_lines_of_the_preflight(one: PlannedExtension, cache: str | None, line: str | None) -> None:
+    found = preflight_report.Preflight(
+        "p", "", (), 1, "local", None, (), None, None, True, 0, 0, False, 0, None, "possible", (), (one,), cache
+    )
+    lines = [text for text in preflight_report.preflight_lines(found) if text.startswith("extension")]
+    assert lines == ([line] if line else [])
+
+
+def test_the_document_of_a_dry_run_has_the_extensions(site: Site) -> None:
+    shared = site.share()
+    wheel = site.build()
+    site.machine("b")
+    document = envbuild("make", "sample", "--dry-run", "--json").document
+    size = wheel.path.stat().st_size
+    row = {"name": "kernels", "source": "fetched", "bytes": size, "fault": None}
+    assert (document["extensions"], document["extension_cache"]) == ([row], str(shared))
+    configure("")
+    without = envbuild("make", "sample", "--dry-run", "--json").document
+    assert without["extension_cache"] is None and without["extensions"][0]["source"] == "compiled"
+    assert without["fetch_bytes"] > document["fetch_bytes"], "the compiler need not be fetched"
