@@ -12,7 +12,7 @@ import shutil
 import signal
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import yaml
 
 from envbuild.image.extension_wheel_build import jobs_for
 
+from .openregistry import OpenRegistry
 from .support import CHECKOUT, Project, Result, Running, command, docker, until
 from .test_toolchain import inside, layers, named, toolkit
 
@@ -184,6 +185,68 @@ def test_it_is_compiled_once_and_found_in_the_image(
     assert steps(third)["extensions"] is False
     (about, _) = sorted(kept(place), key=lambda path: path.suffix)
     assert json.loads(about.read_text(encoding="utf-8"))["sha256"] == metadata["sha256"]
+
+
+def test_one_machine_compiles_for_a_team(
+    place: Project, repository: Repository, run_id: str, scratch: Path, program: Path
+) -> None:
+    """Machine A compiles, and stores the wheel in a folder and in a registry. The other machines have a clone of the
+    project and caches of their own. The source is unreachable for them."""
+    name = profile(place, run_id, repository.entry())
+    shared = scratch / "shared"
+    shared.mkdir()
+    share(place, str(shared))
+    first = build(place, name)
+    assert steps(first)["extensions"] is False
+    image, committed = first.document["image"], place.lock(name).read_bytes()
+    (record,) = yaml.safe_load(committed)["compiled"]
+    (wheel,) = shared.rglob("*.whl")
+    assert (record["sha256"], record["key"]) == (wheel.stem, wheel.parent.name)
+    with OpenRegistry(scratch / "registry", program) as registry:
+        stored = f"{registry.host}/team/extensions"
+        share(place, stored)
+        assert "stored" not in build(place, name, "--no-cache").stderr  # no warning
+        assert place.lock(name).read_bytes() == committed
+        for number, cache in enumerate((str(shared), stored)):
+            other = clone(place, scratch / f"machine {number}")
+            share(other, cache)
+            other.change(name, extensions=[{**repository.entry(), "git": "file:///nowhere"}])
+            preview = other.run("make", name, "--dry-run", "--json").document
+            row = {"name": "kernels", "source": "fetched", "bytes": record["bytes"], "fault": None}
+            assert (preview["extensions"], preview["extension_cache"]) == ([row], cache)
+            done = build(other, name, "--locked")
+            assert steps(done)["extensions"] is True and f"from the shared cache {cache}" in done.stderr
+            assert done.document["image"] == image and other.lock(name).read_bytes() == committed
+        # a machine without an engine
+        other = clone(place, scratch / "no engine").with_env(DOCKER_HOST="unix:///nowhere")
+        share(other, stored)
+        done = build(other, name, "--locked")
+        assert (done.code, done.document["state"], done.document["image"]) == (0, "computed", image), done.words
+    # a damaged wheel is refused by name; then the source would be needed
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
+    other = clone(place, scratch / "refusing").with_env(DOCKER_HOST="unix:///nowhere")
+    share(other, str(shared))
+    refused = build(other, name, "--locked")
+    assert (refused.code, refused.error["kind"]) == (6, "build")
+    assert f"the wheel in the shared cache {shared} is refused" in refused.stderr and kept(other) == []
+
+
+def share(project: Project, cache: str) -> None:
+    """Set the shared cache of a machine."""
+    file = project.config / "envbuild" / "config.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.safe_dump({"extensions": {"cache": cache}}), encoding="utf-8")
+
+
+def clone(project: Project, root: Path) -> Project:
+    """Return another machine with a clone of the project, and with a copy of the caches that have no extensions."""
+    other = Project.create(root)
+    shutil.copytree(project.folder, other.folder, dirs_exist_ok=True)
+    own = root / "cache" / "envbuild"
+    own.mkdir(parents=True)
+    for kind in ("wheels", "debs", "bases"):
+        (own / kind).symlink_to(project.cached(kind))
+    return replace(other, cache=root / "cache", extra=project.extra)
 
 
 @pytest.mark.images

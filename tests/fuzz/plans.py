@@ -14,6 +14,7 @@ from unit.support import PROFILE, lock_for
 
 from envbuild.attest import keys_and_signatures, sbom
 from envbuild.facts import fact_file_reader
+from envbuild.image import shared_extension_cache
 from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data, settings, strict_and_canonical_json, user_folders, yaml_and_project_paths
@@ -93,6 +94,9 @@ def lock_seeds() -> list[dict[str, Any]]:
             if key in holder:
                 holder[key] = holder[key][:most]
         data["id"] = f"sha256:{strict_and_canonical_json.canonical_digest(content)}"
+        names = [one["name"] for one in content.get("extensions", ())]
+        row = {"key": "0" * 64, "file": "x-1-cp311-cp311-linux_x86_64.whl", "sha256": "1" * 64, "bytes": 1}
+        data |= {"compiled": [{"name": name, **row} for name in names]} if names else {}
         found.append(data)
     return found
 
@@ -233,7 +237,9 @@ def _facts(raw: bytes) -> None:
 
 
 _SETTINGS = [
-    {"debian_mirror": "https://mirror.example/debian", "public_key": "~/team.pub", "signing_key": "~/team.key"}
+    {"debian_mirror": "https://mirror.example/debian", "public_key": "~/team.pub", "signing_key": "~/team.key"},
+    {"extensions": {"cache": "/shared/extensions"}},
+    {"extensions": {"cache": "registry.example/team/extensions"}},
 ]
 
 
@@ -244,6 +250,7 @@ def _settings(raw: bytes) -> None:
     settings.settings_document.cache_clear()
     try:
         settings.setting("debian_mirror")
+        shared_extension_cache.configured_cache()
         keys_and_signatures.trusted()
         keys_and_signatures.configured_signer()
     finally:

@@ -1,4 +1,5 @@
-"""Targets: logs for explain, Markdown, image references, wheels, compiled files, and the input of doctor."""
+"""Targets: logs for explain, Markdown, image references, wheels, their descriptions, compiled files, and the input of
+doctor."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from envbuild.doctor import (
 from envbuild.doctor import machine_readings as machine_model
 from envbuild.doctor.check_result import Check
 from envbuild.explain import cause_ranking, explanation_document, log_reader_and_search
-from envbuild.image import extension_wheel_check
+from envbuild.image import extension_wheel_check, shared_extension_cache
 from envbuild.registry import oci_types
 from envbuild.report import markdown_generated_sections
 from envbuild.selftest.inventory import extension_file_reader
@@ -180,6 +181,26 @@ def _wheel(value: tuple[str, bytes]) -> None:
         file.unlink()
 
 
+_DESCRIPTION: dict[str, Any] = {
+    "file": f"apex-0.1-{TAG}.whl",
+    "sha256": "0" * 64,
+    "bytes": 1000,
+    "seconds": 1800.5,
+    "jobs": 8,
+    "made": "20261121T000000Z",
+    "from": {"recipe": 1, "source": {"name": "apex"}, "wheels": {"torch": "0" * 64}, "compiler": "registry.example/x"},
+}
+
+
+def _description(raw: bytes) -> None:
+    """An accepted description names a file in one folder, and is of these inputs."""
+    found = shared_extension_cache._checked_description(raw, None, _DESCRIPTION["from"])
+    assert Path(found.file).name == found.file and found.file.isprintable() and found.file.endswith(".whl")
+    assert 0 < found.bytes <= 4 << 30 and re.fullmatch("[0-9a-f]{64}", found.sha256)
+    again = as_json(found.model_dump(by_alias=True))
+    assert shared_extension_cache._checked_description(again, found.sha256, _DESCRIPTION["from"]) == found
+
+
 @cache
 def _libraries() -> list[bytes]:
     own = [
@@ -329,6 +350,7 @@ TARGETS = (
     Target("Markdown", files(MARKDOWN, (*_MARKS, *BYTES)), _markdown, 68),
     Target("image reference", files(REFERENCES, (*_PARTS, *BYTES)), _reference, 68),
     Target("wheel", _wheels(), _wheel, 9),
+    Target("wheel description", json_files([_DESCRIPTION]), _description, 68),
     Target("compiled file", files(_libraries(), (*_FIELDS, *BYTES)), _compiled, 68),
     Target("node", json_files([_NODE]), _node, 68),
     Target("cluster file", yaml_files(_CLUSTER), _cluster, 68),

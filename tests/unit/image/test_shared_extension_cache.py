@@ -46,7 +46,8 @@ def locked(project: Path) -> Lock:
 class Kind(Protocol):
     """A kind of shared cache, and how to change its entries by hand."""
 
-    cache: SharedCache
+    @property
+    def cache(self) -> SharedCache: ...
 
     def put(self, key: str, about: bytes, wheel: bytes, sha256: str) -> None: ...
     def entries(self) -> int: ...
@@ -369,7 +370,12 @@ def test_only_regular_files_of_a_folder_are_read(
     wheel = stored(folder, locked)
     file = folder.folder / key(locked) / f"{wheel.sha256}.{suffix}"
     moved = file.rename(tmp_path / "moved")
-    {"link": lambda: file.symlink_to(moved), "pipe": lambda: os.mkfifo(file), "folder": file.mkdir}[harm]()
+    if harm == "link":
+        file.symlink_to(moved)
+    elif harm == "pipe":
+        os.mkfifo(file)
+    else:
+        file.mkdir()
     use_machine("b", tmp_path, monkeypatch)
     for lock in (locked, recording(locked, wheel)):
         with pytest.raises(Refusal, match="is not a regular file"):
