@@ -15,7 +15,7 @@ from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
-from envbuild.lock.lock_entry_types import Nvcc
+from envbuild.lock.lock_entry_types import Nvcc, RecordedWheel
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import ProfileError, UsageError
@@ -128,6 +128,13 @@ def test_a_change_of_description_or_selftest_keeps_the_lock(project: Path, links
     newer(links)
     other = plan_of(project, {**SMALL, "description": "x", "selftest": {"level": "full"}})
     assert lock_creation_and_update.update_lock(other, first) is first
+
+
+def test_records_of_compiled_wheels_are_kept(project: Path, links: Path, first: Lock) -> None:
+    row = RecordedWheel("kernels", "a" * 64, "k-1-cp311-cp311-linux_x86_64.whl", "b" * 64, 1)
+    before = dataclasses.replace(first, compiled=(row,))
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "env": {"A": "1"}}), before)
+    assert after is not before and after.compiled == (row,)
 
 
 def test_adding_a_package_moves_no_other(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from envbuild.image import build_records, extension_wheel_build, shared_extension_cache
+from envbuild.image import build_records, extension_wheel_build, registry_push, shared_extension_cache
 from envbuild.image.build_records import Record
+from envbuild.image.docker_engine import UnusableEngine
 from envbuild.image.extension_wheel_build import BuiltWheel
-from envbuild.image.oci import lock_image_lookup_and_recipe
-from envbuild.lock import lock_file
+from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
+from envbuild.lock import lock_creation_and_update, lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import image_steps, layer_steps, preflight_report, preflight_steps
-from envbuild.pipeline.model import Options, Recipe, WheelRecords
+from envbuild.pipeline import (
+    image_steps,
+    layer_steps,
+    make_build_and_test,
+    preflight_report,
+    preflight_steps,
+    rebuild_comparison,
+)
+from envbuild.pipeline.image_stores.registry_images import RegistryImages
+from envbuild.pipeline.model import BuiltImage, Options, Recipe, StepResult, WheelRecords
 from envbuild.pipeline.preflight_report import PlannedExtension
 from envbuild.pipeline.progress_events import Event, Note
 from envbuild.pipeline.step_context import StepContext
@@ -25,7 +35,7 @@ from envbuild.resolve import plan_resolver
 from envbuild.util.errors import BuildError, FileError
 from unit.image.extension_wheels import CARD, FILE, FakeCompiler, compile_kernels, compiler, kernels_wheel, use_machine
 from unit.registries import Registry, serving
-from unit.support import configure, envbuild, profile_of, sha, whole_lock, write_profile
+from unit.support import configure, envbuild, image_of, profile_of, sha, whole_lock, write_profile
 
 __all__ = ["compiler"]  # a fixture
 
@@ -175,8 +185,6 @@ def test_a_new_lock_keeps_only_records_that_match(site: Site, project: Path) -> 
 
 def test_lock_drops_a_record_that_no_longer_matches(site: Site, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = site.build()
-    from envbuild.lock import lock_creation_and_update
-
     for change, expected in (({"env": {"A": "1"}}, (wheel.recorded,)), ({"gpus": ["a100"]}, ())):
         changed = profile_of(project, {**DATA, **change})
         after = replace(whole_lock(plan_resolver.resolve(changed)), compiled=site.lock.compiled)
@@ -424,3 +432,86 @@ def test_the_document_of_a_dry_run_has_the_extensions(site: Site) -> None:
     without = envbuild("make", "sample", "--dry-run", "--json").document
     assert without["extension_cache"] is None and without["extensions"][0]["source"] == "compiled"
     assert without["fetch_bytes"] > document["fetch_bytes"], "the compiler need not be fetched"
+
+
+# the workflows
+
+
+def test_a_changed_lock_is_written_without_outdated_records(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = site.build()
+    before = site.lock
+    monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
+    for change, expected in (({"environment": {"A": "1"}}, (wheel.recorded,)), ({"python": "3.13"}, ())):
+        after = replace(before, **change)
+        monkeypatch.setattr(lock_creation_and_update, "update_lock", lambda *_, after=after, **__: after)
+        context = StepContext(site.shown.append)
+        plan = plan_resolver.resolve(site.loaded)
+        assert image_steps.lock_profile(context, site.loaded, plan, Options()).value.compiled == expected
+        assert site.lock.compiled == expected
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_build_without_an_engine_records_unless_it_is_locked(
+    site: Site, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    site.share()
+    wheel = site.build("require")
+    site.machine("b")
+    monkeypatch.setattr(StepContext, "engine", property(no_engine))
+    monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
+    monkeypatch.setattr(disk_space_needs, "require_disk_space", lambda *_: None)
+    image = SimpleNamespace(id="sha256:1", manifest=SimpleNamespace(digest="sha256:2"), layers=(), size=0)
+    monkeypatch.setattr(layer_steps, "write_layers", lambda *_, **__: StepResult(image))
+    done = make_build_and_test.build_only("sample", Options(locked=locked), site.shown.append)
+    assert done.state == "computed" and len(site.compiler.compiled) == 1
+    assert site.lock.compiled == (() if locked else (wheel.recorded,))
+
+
+def no_engine(context: StepContext) -> object:
+    raise UnusableEngine("no engine")
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
+def test_build_with_an_engine_records_unless_it_is_locked(
+    site: Site, monkeypatch: pytest.MonkeyPatch, locked: bool, exists: bool
+) -> None:
+    """Also if the image was built before, for example by an envbuild that recorded nothing."""
+    wheel = compile_kernels(site.lock)
+    image = image_of("built")
+    build_records.write(Record(image.id, "h", site.lock.id, "r", (), "b", (wheel.record,)))
+    found = image if exists else None
+    monkeypatch.setattr(StepContext, "engine", SimpleNamespace(tags=lambda name: {}, tag=lambda *_: None))
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", lambda *_: found)
+    monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
+    monkeypatch.setattr(disk_space_needs, "require_disk_space", lambda *_: None)
+    monkeypatch.setattr(image_steps, "prepare_load", lambda *_, **__: StepResult(None))
+    monkeypatch.setattr(image_steps, "load_layers", lambda *_: StepResult((image, None)))
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "written_record", lambda *_: None)
+    monkeypatch.setattr(image_steps, "audit_image", lambda *_: StepResult(BuiltImage(image)))
+    done = make_build_and_test.build_only("sample", Options(locked=locked), site.shown.append)
+    assert [step.name for step in done.steps if step.name == "extensions"] == ([] if exists else ["extensions"])
+    assert site.lock.compiled == (() if locked else (wheel.recorded,))
+
+
+def test_the_registry_of_a_cluster_records_the_wheels_of_an_image_that_it_has(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = compile_kernels(site.lock)
+    image = image_of("pushed")
+    build_records.write(Record(image.id, "h", site.lock.id, "r", (), "b", (wheel.record,)))
+    monkeypatch.setattr(
+        lock_image_lookup_and_recipe, "matching_records", lambda lock: list(build_records.all_records())
+    )
+    monkeypatch.setattr(registry_push, "find_pushed", lambda *_: SimpleNamespace(digest="sha256:1"))
+    store = RegistryImages(StepContext(site.shown.append), cast(Any, None), "registry.example/team/images")
+    store.provide(Recipe(site.loaded, plan_resolver.resolve(site.loaded), site.lock, "write"))
+    assert site.lock.compiled == (wheel.recorded,)
+
+
+def test_verify_rebuilds_with_any_wheel(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A different wheel must end in an objection that names the layer, not in an error."""
+    monkeypatch.setattr(rebuild_comparison, "fetch_base", lambda context, plan, lock, **_: lock)
+    build = SimpleNamespace(profile=site.loaded.profile, document=site.loaded.document, lock=site.lock)
+    recipe = rebuild_comparison._recipe(StepContext(site.shown.append), "sample", cast(Any, build), site.folder)
+    assert recipe.wheel_records == "ignore"
