@@ -12,7 +12,7 @@ import pytest
 
 from envbuild.image import build_records, extension_wheel_build, registry_push, shared_extension_cache
 from envbuild.image.build_records import Record
-from envbuild.image.docker_engine import UnusableEngine
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_creation_and_update, lock_file
