@@ -80,9 +80,11 @@ class Engine:
                 f"invalid address of a Docker Engine: {self.host}: {error}",
                 hint="correct DOCKER_HOST or the docker context: docker context ls",
             ) from error
-        except (AttributeError, TypeError) as error:  # of the library, for JSON of another type
+        except (AttributeError, TypeError) as error:  # docker-py raises these for a value of the wrong type
             file = str(find_config_file() or "config.json")
-            raise UnusableEngine(f"invalid configuration of docker in {file}: {error}", hint="correct it") from error
+            raise UnusableEngine(
+                f"invalid configuration of docker in {file}: {error}", hint="correct or remove this file"
+            ) from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
@@ -186,8 +188,8 @@ class Engine:
         return image
 
     def _image_id(self, handle: str) -> str:
-        """Return the configuration's digest. On the containerd store it is read from the cache, else from a build
-        record, else from an export of the image, and cached: the engine does not state it."""
+        """Return the configuration's digest. The containerd store does not report it: it is read from the cache, a
+        build record or an export, in this order."""
         if not self.containerd_store:
             return handle
         known = user_folders.cache_folder("image-ids") / handle.replace(":", "-")

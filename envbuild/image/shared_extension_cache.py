@@ -6,7 +6,8 @@ and whose only layer is the wheel. KEY is the hash of the inputs, SHA256 that of
 with the same inputs may get different wheels; the cache keeps both, so that each lock finds the wheel that it records.
 
 Whoever can write to the cache can put anything into it. An entry is therefore limited in size, its names and its inputs
-are checked, and its wheel must pass the checks of a wheel that was just compiled.
+are checked, and its wheel must pass the checks of a wheel that was just compiled. These checks find mistakes. Only the
+sha256 in the lock protects against a hostile wheel.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,14 +32,14 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from envbuild.image import extension_wheel_build, registry_push
 from envbuild.image.extension_wheel_build import BuiltWheel
-from envbuild.lock.lock_entry_types import LockedExtension
+from envbuild.lock.lock_entry_types import LockedExtension, RecordedWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.lock_schema import WheelFile
 from envbuild.profile.value_types import Model, Sha256
 from envbuild.registry import oci_types
 from envbuild.registry.registry_client import Repository
 from envbuild.util import disk_space, settings, strict_and_canonical_json
-from envbuild.util.errors import Fault, FileError, UsageError, printable, unknown
+from envbuild.util.errors import Fault, FileError, NetworkError, UsageError, printable, unknown
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 _MOST_ABOUT = 1 << 20  # bytes of a description; that of apex has 3 kB
@@ -47,6 +49,7 @@ _BLOCK = 1 << 20
 _CONFIG = "application/vnd.envbuild.extension.v1+json"
 _WHEEL = "application/vnd.envbuild.wheel.v1"
 _TITLE = "org.opencontainers.image.title"  # the name under which oras and others store a layer
+_DESCRIPTION = re.compile(r"[0-9a-f]{64}\.json")  # the name of a file
 _KEY = "cache"  # the only key of the settings section
 
 
@@ -98,11 +101,15 @@ class SharedFolder:
             if not self.folder.is_dir():
                 raise FileError(f"the folder {self.folder} does not exist")
             refused: Refusal | None = None
-            for name in [f"{sha256}.json"] if sha256 else sorted(_names(self.folder / key)):
+            entries = self._entries(key)
+            for name in [f"{sha256}.json"] if sha256 else sorted(_names(entries)):
                 try:
-                    with _opened(self.folder / key / name) as stream:
+                    with _opened(entries / name) as stream:
                         raw = stream.read(_MOST_ABOUT + 1)
                 except FileNotFoundError:
+                    continue
+                except PermissionError as error:
+                    refused = refused or Refusal("file", f"{error.filename}: {error.strerror}")
                     continue
                 except Refusal as error:
                     refused = refused or error
@@ -112,7 +119,7 @@ class SharedFolder:
                 raise refused
 
     def wheel_blocks(self, key: str, about: WheelDescription) -> Iterator[bytes]:
-        with _file_errors(self.folder), _opened(self.folder / key / f"{about.sha256}.whl") as stream:
+        with _file_errors(self.folder), _opened(self._entries(key) / f"{about.sha256}.whl") as stream:
             while block := stream.read(_BLOCK):
                 yield block
 
@@ -120,11 +127,17 @@ class SharedFolder:
         with _file_errors(self.folder):
             if not self.folder.is_dir():
                 raise FileError(f"the folder {self.folder} does not exist")
-            target = self.folder / key
+            target = self._entries(key)
             target.mkdir(exist_ok=True)
             with wheel.path.open("rb") as stream:
                 _replace(target / f"{wheel.sha256}.whl", iter(lambda: stream.read(_BLOCK), b""))
             _replace(target / f"{wheel.sha256}.json", [about])
+
+    def _entries(self, key: str) -> Path:
+        """The folder of a key's wheels. Raises Refusal for a link, which could lead to any folder of this machine."""
+        if (self.folder / key).is_symlink():
+            raise Refusal("file", f"{self.folder / key} is a link")
+        return self.folder / key
 
 
 @dataclass(frozen=True)
@@ -155,8 +168,9 @@ class SharedRepository:
         manifest = oci_types.image_manifest(oci_types.descriptor(_CONFIG, about), [layer])
         self._place.put_file(digest, wheel.path)
         self._place.put_blob(about)
-        for tag in (_tag(key, wheel.sha256), _tag(key, None)):
-            self._place.put_manifest(tag, manifest)
+        self._place.put_manifest(_tag(key, wheel.sha256), manifest)
+        with contextlib.suppress(NetworkError):  # a registry may refuse to change a tag
+            self._place.put_manifest(_tag(key, None), manifest)
 
 
 def _tag(key: str, sha256: str | None) -> str:
@@ -209,11 +223,10 @@ def find_description(cache: SharedCache, lock: Lock, one: LockedExtension) -> Wh
     `fetch_wheel` raises for the cache and the description."""
     key = extension_wheel_build.key(lock, one)
     recorded = lock.recorded_wheel(one.name, key)
-    wanted = recorded.sha256 if recorded else None
     refused: Refusal | None = None
-    for raw in islice(cache.descriptions(key, wanted), _MOST_ENTRIES):
+    for raw in islice(cache.descriptions(key, recorded.sha256 if recorded else None), _MOST_ENTRIES):
         try:
-            return _checked_description(raw, wanted, extension_wheel_build.wheel_inputs(lock, one))
+            return _checked_description(raw, recorded, extension_wheel_build.wheel_inputs(lock, one))
         except Refusal as error:
             refused = refused or error
     if refused:
@@ -221,23 +234,25 @@ def find_description(cache: SharedCache, lock: Lock, one: LockedExtension) -> Wh
     return None
 
 
-def _checked_description(raw: bytes, wanted: str | None, inputs: Mapping[str, Any]) -> WheelDescription:
-    """Parse a description. Raises Refusal if it is invalid, or describes a wheel other than the one with the sha256
-    `wanted` or with these inputs. Pure."""
+def _checked_description(raw: bytes, recorded: RecordedWheel | None, inputs: Mapping[str, Any]) -> WheelDescription:
+    """Parse a description. Raises Refusal if it is invalid, or describes a wheel other than the recorded one, or one
+    that was compiled from other inputs. Pure."""
     found = strict_and_canonical_json.parse(raw, "the description of the wheel", _MOST_ABOUT)
     try:
         about = WheelDescription.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
-        raise Malformed(
-            f"the description of the wheel has an invalid {'.'.join(map(str, first['loc']))[:100]}"
-        ) from None
-    if wanted and about.sha256 != wanted:
-        raise Refusal("digest", f"its description is of the wheel {about.sha256[:12]}, not {wanted[:12]}")
+        field = ".".join(map(str, first["loc"]))[:100]
+        raise Malformed(f"the description of the wheel has an invalid {field!r}") from None
+    if recorded and about.sha256 != recorded.sha256:
+        message = f"the description names the wheel {about.sha256[:12]}, but the lock records {recorded.sha256[:12]}"
+        raise Refusal("digest", message)
+    if recorded and (about.file, about.bytes) != (recorded.file, recorded.bytes):
+        raise Refusal("name", f"the description names {about.file}, {about.bytes} bytes, and the lock does not")
     ours = json.loads(json.dumps(inputs))
     if about.inputs != ours:
         differ = sorted(name for name in {*about.inputs, *ours} if about.inputs.get(name) != ours.get(name))
-        raise Refusal("inputs", f"the wheel was compiled from different inputs: {', '.join(differ)[:200]}")
+        raise Refusal("inputs", f"the wheel was compiled from different inputs: {', '.join(map(repr, differ))[:200]}")
     return about
 
 
@@ -309,7 +324,7 @@ def _names(folder: Path) -> list[str]:
     """The names of the first descriptions in a folder; empty if it does not exist."""
     try:
         with os.scandir(folder) as listed:
-            described = (entry.name for entry in listed if entry.name.endswith(".json") and entry.name[0] != ".")
+            described = (entry.name for entry in listed if _DESCRIPTION.fullmatch(entry.name))
             return list(islice(described, _MOST_ENTRIES))
     except FileNotFoundError:
         return []

@@ -259,7 +259,7 @@ def record_compiled(file: Path, lock: Lock, wheels: Sequence[RecordedWheel]) -> 
     if found.id != lock.id or parse(after, name) != replace(found, compiled=tuple(wheels)):
         raise LockError(
             f"the compiled wheels cannot be recorded in {name}: it was changed meanwhile, or was edited",
-            hint="run the same command again",
+            hint="restore the committed file, then run the same command again",
         )
     write_within(yaml_and_project_paths.home(file), file, after)
 

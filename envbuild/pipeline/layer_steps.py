@@ -42,11 +42,10 @@ def compiled_wheels(context: StepContext, recipe: Recipe) -> tuple[BuiltWheel, .
     if one would have to be compiled."""
 
     def refuse(one: LockedExtension) -> BuiltWheel:
-        raise BuildError(
-            f"{one.name} is not compiled, which needs an engine",
-            hint=f"with an engine: envbuild build {recipe.loaded.known}; or set extensions.cache in config.yaml to a "
-            "cache that has the wheel",
-        )
+        hint = f"with an engine: envbuild build {recipe.loaded.known}"
+        if shared_extension_cache.configured_cache() is None:
+            hint += "; or set extensions.cache in config.yaml to a cache that has the wheel"
+        raise BuildError(f"{one.name} is not compiled yet; compiling needs an engine", hint=hint)
 
     return find_or_compile_wheels(context, recipe, refuse)
 
@@ -54,10 +53,12 @@ def compiled_wheels(context: StepContext, recipe: Recipe) -> tuple[BuiltWheel, .
 def find_or_compile_wheels(context: StepContext, recipe: Recipe, compile_one: CompileWheel) -> tuple[BuiltWheel, ...]:
     """Return the wheels of a lock's extensions: the one that the lock records, from this machine's cache or the shared
     cache; otherwise any wheel with the same inputs from these two; otherwise a new one, which the shared cache gets.
+    The shared cache is not used if the recipe ignores records: a rebuild must not depend on it.
 
     Raises BuildError if a wheel differs from the one that the lock records, and the recipe requires that one.
     """
-    cache = shared_extension_cache.configured_cache() if recipe.lock.extensions else None
+    shared = recipe.lock.extensions and recipe.wheel_records != "ignore"
+    cache = shared_extension_cache.configured_cache() if shared else None
     return tuple(_find_or_compile(context, recipe, cache, one, compile_one) for one in recipe.lock.extensions)
 
 
@@ -77,16 +78,19 @@ def _find_or_compile(
     if recorded is None or wheel.sha256 == recorded.sha256:
         _store(context, cache, wheel)
         return wheel
-    differs = f"the lock records the wheel {recorded.sha256[:12]} of {one.name}, but this machine has"
+    differs = f"the lock records the wheel {recorded.sha256[:12]} of {one.name}, but this machine has "
+    differs += f"{wheel.sha256[:12]}, which was compiled from the same inputs"
     if recipe.wheel_records == "require":
         raise BuildError(
-            f"{differs} {wheel.sha256[:12]}, which was compiled from the same inputs",
+            differs,
             hint=f"{_where_to_get(recipe, cache)}\n"
             f"or record this machine's wheel, {wheel.path}: envbuild build {recipe.loaded.known} (without --locked)",
         )
-    context.note(f"{differs} {wheel.sha256[:12]}: this one is used")
     if recipe.wheel_records == "write":
+        context.note(f"{differs}. The lock will record this wheel instead")
         _store(context, cache, wheel)
+    else:
+        context.note(f"{differs}. This wheel is used")
     return wheel
 
 
@@ -156,7 +160,11 @@ def record_wheels(context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWh
             f"envbuild lock {recipe.loaded.cli_words} writes it"
         )
         return
-    lock_file.record_compiled(file, recipe.lock, rows)
+    try:
+        lock_file.record_compiled(file, recipe.lock, rows)
+    except (OSError, FileError, LockError) as error:
+        context.note(f"the compiled wheels are not recorded in {display(file)}: {error}")
+        return
     for row in rows:
         if row not in recipe.lock.compiled:
             context.progress.say(f"recorded in {display(file)}: {row.file} {row.sha256[:12]}")

@@ -54,8 +54,8 @@ AS_CONFIGURED = RunnerOptions()
 
 
 WheelRecords = Literal["write", "require", "ignore"]
-"""What is done if the lock records no wheel of an extension, or a wheel other than the one at hand: `write`: record the
-one at hand; `require`: refuse a different wheel; `ignore`: use the one at hand."""
+"""How a build treats the compiled wheels that the lock records. `write`: record the wheel that it uses, also if that
+replaces a record; `require`: refuse a wheel that differs from its record; `ignore`: use any wheel of this machine."""
 
 
 @dataclass(frozen=True)

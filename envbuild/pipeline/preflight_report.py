@@ -154,10 +154,10 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
 
 def _extension_text(one: PlannedExtension, cache: str | None) -> str:
     if one.source == "fetched":
-        return f"{one.name} is fetched from the shared cache {cache}, {(one.bytes or 0) / 1e6:.0f} MB"
+        return f"{one.name} will be fetched from the shared cache {cache}, {(one.bytes or 0) / 1e6:.0f} MB"
     fault = f"; the shared cache {cache} cannot be used: {one.fault}" if one.fault else ""
     lacks = f"; the shared cache {cache} does not have it" if cache and not one.fault else ""
-    return f"{one.name} is compiled{fault}{lacks}"
+    return f"{one.name} will be compiled{fault}{lacks}"
 
 
 _PROVABILITY = {

@@ -27,6 +27,7 @@ from envbuild.doctor import machine_readings as machine_model
 from envbuild.doctor.check_result import Check
 from envbuild.explain import cause_ranking, explanation_document, log_reader_and_search
 from envbuild.image import extension_wheel_check, shared_extension_cache
+from envbuild.lock.lock_entry_types import RecordedWheel
 from envbuild.registry import oci_types
 from envbuild.report import markdown_generated_sections
 from envbuild.selftest.inventory import extension_file_reader
@@ -198,7 +199,8 @@ def _description(raw: bytes) -> None:
     assert Path(found.file).name == found.file and found.file.isprintable() and found.file.endswith(".whl")
     assert 0 < found.bytes <= 4 << 30 and re.fullmatch("[0-9a-f]{64}", found.sha256)
     again = as_json(found.model_dump(by_alias=True))
-    assert shared_extension_cache._checked_description(again, found.sha256, _DESCRIPTION["from"]) == found
+    recorded = RecordedWheel("apex", "0" * 64, found.file, found.sha256, found.bytes)
+    assert shared_extension_cache._checked_description(again, recorded, _DESCRIPTION["from"]) == found
 
 
 @cache

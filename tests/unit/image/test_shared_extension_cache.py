@@ -199,20 +199,20 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
     "a list": (lambda about: b"[]", "is not a JSON object"),
     "a key twice": (lambda about: b'{"file": "a.whl", "file": "b.whl"}', "contains a key twice"),
     "too large": (lambda about: harmed(about, more="x" * (1 << 20)), "larger than"),
-    "a key missing": (lambda about: json.dumps({**about, "jobs": None}).encode(), "invalid jobs"),
-    "an unknown key": (lambda about: harmed(about, more=1), "invalid more"),
-    "a name with a folder": (lambda about: harmed(about, file="../../evil.whl"), "invalid file"),
-    "an absolute name": (lambda about: harmed(about, file="/etc/evil.whl"), "invalid file"),
-    "a name that hides": (lambda about: harmed(about, file="a\n.whl"), "invalid file"),
-    "the name of our description": (lambda about: harmed(about, file="built.json"), "invalid file"),
-    "a huge size": (lambda about: harmed(about, bytes=1 << 40), "invalid bytes"),
-    "no size": (lambda about: harmed(about, bytes=-1), "invalid bytes"),
-    "a sha256 that is a path": (lambda about: harmed(about, sha256="../" * 20), "invalid sha256"),
+    "a key missing": (lambda about: json.dumps({**about, "jobs": None}).encode(), "invalid 'jobs'"),
+    "an unknown key": (lambda about: harmed(about, more=1), "invalid 'more'"),
+    "a name with a folder": (lambda about: harmed(about, file="../../evil.whl"), "invalid 'file'"),
+    "an absolute name": (lambda about: harmed(about, file="/etc/evil.whl"), "invalid 'file'"),
+    "a name that hides": (lambda about: harmed(about, file="a\n.whl"), "invalid 'file'"),
+    "the name of our description": (lambda about: harmed(about, file="built.json"), "invalid 'file'"),
+    "a huge size": (lambda about: harmed(about, bytes=1 << 40), "invalid 'bytes'"),
+    "no size": (lambda about: harmed(about, bytes=-1), "invalid 'bytes'"),
+    "a sha256 that is a path": (lambda about: harmed(about, sha256="../" * 20), "invalid 'sha256'"),
     "an endless time": (lambda about: json.dumps(about).replace(f'"seconds": {about["seconds"]}', '"seconds": 1e999')
                         .encode(), "is not JSON"),
     "other inputs": (lambda about: harmed(about, **{"from": {**about["from"], "cuda": "12.4", "more": 1}}),
-                     "different inputs: cuda, more"),
-    "inputs of another type": (lambda about: harmed(about, **{"from": []}), "invalid from"),
+                     "different inputs: 'cuda', 'more'"),
+    "inputs of another type": (lambda about: harmed(about, **{"from": []}), "invalid 'from'"),
     "half a surrogate pair": (lambda about: harmed(about, **{"from": {"\ud800": "\ud800"}}), "different inputs"),
 }  # fmt: skip
 
@@ -239,8 +239,18 @@ def test_a_description_of_another_wheel_than_the_recorded_is_refused(
     """Its wheel would pass every other check."""
     wanted = replace(locked, compiled=(replace(on_b.recorded, sha256="0" * 64),))
     kind.put(key(locked), harmed(described(on_b)), on_b.path.read_bytes(), "0" * 64)
-    with pytest.raises(Refusal, match="not 000000000000"):
+    with pytest.raises(Refusal, match="but the lock records 000000000000"):
         fetch(kind.cache, wanted)
+    assert local_files() == []
+
+
+@pytest.mark.parametrize("change", [{"file": "kernels-0.2-py3-none-any.whl"}, {"bytes": 1}])
+def test_a_description_that_differs_from_the_record_is_refused(
+    kind: Kind, locked: Lock, on_b: BuiltWheel, change: dict[str, Any]
+) -> None:
+    kind.put(key(locked), harmed(described(on_b), **change), on_b.path.read_bytes(), on_b.sha256)
+    with pytest.raises(Refusal, match="and the lock does not"):
+        fetch(kind.cache, recording(locked, on_b))
     assert local_files() == []
 
 
@@ -294,7 +304,11 @@ def test_a_wheel_that_is_not_as_requested_is_refused(
     kind.put(key(locked), harmed(described(on_b), file=wheel.name, sha256=sha256, bytes=len(raw)), raw, sha256)
     if isinstance(kind, FolderKind):
         (kind.folder / key(locked) / f"{on_b.sha256}.json").unlink()
-    lock = replace(locked, compiled=(replace(on_b.recorded, sha256=sha256),)) if is_recorded else locked
+    lock = (
+        replace(locked, compiled=(replace(on_b.recorded, sha256=sha256, file=wheel.name, bytes=len(raw)),))
+        if is_recorded
+        else locked
+    )
     with pytest.raises(Refusal) as caught:
         fetch(kind.cache, lock)
     assert message in caught.value.message
@@ -357,6 +371,7 @@ def test_a_usable_wheel_is_found_behind_a_damaged_one(
     (folder.folder / key(locked) / f"{'0' * 64}.json").write_bytes(b"[")
     (folder.folder / key(locked) / f"{'00' + 'f' * 62}.json").symlink_to("/etc/hostname")
     (folder.folder / key(locked) / ".hidden.json").write_bytes(b"[")
+    (folder.folder / key(locked) / "a\nnote: b.json").write_bytes(b"[")
     use_machine("b", tmp_path, monkeypatch)
     assert (found := fetch(folder.cache, locked)) and found.sha256 == wheel.sha256
 

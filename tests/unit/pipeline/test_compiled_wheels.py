@@ -199,7 +199,7 @@ def test_lock_drops_a_record_that_no_longer_matches(site: Site, project: Path, m
 def test_another_machine_of_the_team_compiles_nothing(site: Site) -> None:
     site.share()
     wheel = site.build()
-    for wheel_records in ("require", "write", "ignore"):
+    for wheel_records in ("require", "write"):
         site.machine(f"b {wheel_records}")
         assert site.build(wheel_records).sha256 == wheel.sha256
         assert len(site.compiler.compiled) == 1
@@ -215,7 +215,7 @@ def test_a_wheel_that_no_lock_records_is_fetched_and_recorded(site: Site) -> Non
 
 
 def test_without_an_engine_wheels_come_from_the_shared_cache(site: Site) -> None:
-    with pytest.raises(BuildError, match="kernels is not compiled, which needs an engine") as caught:
+    with pytest.raises(BuildError, match="kernels is not compiled yet; compiling needs an engine") as caught:
         site.without_engine()
     assert "extensions.cache" in str(caught.value.hint)
     site.share()
@@ -260,8 +260,8 @@ def test_without_locked_a_different_wheel_is_recorded_and_reported(site: Site, a
     wheel = site.build()
     assert wheel.sha256 != recorded and site.lock.compiled == (wheel.recorded,)
     assert site.notes == [
-        f"the lock records the wheel {recorded[:12]} of kernels, but this machine has {wheel.sha256[:12]}: this one is "
-        "used",
+        f"the lock records the wheel {recorded[:12]} of kernels, but this machine has {wheel.sha256[:12]}, which was "
+        "compiled from the same inputs. The lock will record this wheel instead",
         f"recorded in profiles/sample.lock.yaml: {FILE} {wheel.sha256[:12]}",
     ]
     assert [path.stem for path in shared.rglob("*.whl")] == [wheel.sha256]
@@ -272,7 +272,7 @@ def test_verify_uses_a_different_wheel_and_reports_it(site: Site) -> None:
     shared = site.share()
     assert site.build("ignore").sha256 != recorded
     assert site.lock.compiled[0].sha256 == recorded and list(shared.iterdir()) == []
-    assert len(site.notes) == 1 and "this one is used" in site.notes[0]
+    assert len(site.notes) == 1 and "This wheel is used" in site.notes[0]
 
 
 def test_the_recorded_wheel_of_the_shared_cache_replaces_a_different_one(site: Site) -> None:
@@ -341,6 +341,28 @@ def test_an_unreachable_cache_only_warns(site: Site, cache: str) -> None:
     assert third.startswith("recorded in")
 
 
+def test_a_rebuild_does_not_use_the_shared_cache(site: Site) -> None:
+    """Otherwise it would find the wheel that it has to check."""
+    shared = site.share()
+    site.build("ignore")
+    assert not list(shared.iterdir())
+    site.build()
+    site.machine("b")
+    site.build("ignore")
+    assert len(site.compiler.compiled) == 2
+
+
+def test_a_lock_file_that_cannot_be_written_only_warns(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(lock_file, "write_within", denied)  # root may write everywhere
+    site.build()
+    (note,) = site.notes
+    assert note.startswith("the compiled wheels are not recorded in profiles/sample.lock.yaml: ")
+    assert site.lock.compiled == ()
+
+
 def test_a_registry_that_may_only_be_read_only_warns(site: Site) -> None:
     with serving(Registry(refuse="(POST|PUT) .*")) as registry:
         configure(f'extensions: {{cache: "{registry.host}/extensions"}}\n')
@@ -404,11 +426,13 @@ def test_the_preflight_names_the_fault_of_the_cache(site: Site, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("one", "cache", "line"),
     [
-        (PlannedExtension("k", "compiled"), None, "extension: k is compiled"),
-        (PlannedExtension("k", "compiled"), "/s", "extension: k is compiled; the shared cache /s does not have it"),
+        (PlannedExtension("k", "compiled"), None, "extension: k will be compiled"),
+        (PlannedExtension("k", "compiled"), "/s",
+         "extension: k will be compiled; the shared cache /s does not have it"),
         (PlannedExtension("k", "compiled", fault="gone"), "/s",
-         "extension: k is compiled; the shared cache /s cannot be used: gone"),
-        (PlannedExtension("k", "fetched", 38_000_000), "/s", "extension: k is fetched from the shared cache /s, 38 MB"),
+         "extension: k will be compiled; the shared cache /s cannot be used: gone"),
+        (PlannedExtension("k", "fetched", 38_000_000), "/s",
+         "extension: k will be fetched from the shared cache /s, 38 MB"),
         (PlannedExtension("k", "cached"), "/s", None),
     ],
 )  # fmt: skip

@@ -342,7 +342,7 @@ def test_an_extension_that_is_not_compiled_is_reported_before_the_upload(place: 
     data = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels], "toolchain": {"sha256": "a" * 64}}
     lock_file.write(whole_lock(plan_of(project, data)), profile_of(project, data).lock_file, "sample")
     for done in (place.make(), place.prove(), envbuild("build", "sample", "--json")):
-        message = "kernels is not compiled, which needs an engine"
+        message = "kernels is not compiled yet; compiling needs an engine"
         assert (done.code, done.document["error"]["message"]) == (BuildError.code, message)
     assert place.registry.written() == [] and place.nodes.jobs() == []
 
