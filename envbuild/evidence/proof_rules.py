@@ -206,7 +206,7 @@ def _different_selftest(record: RunRecord, wanted: EvidenceRequirements) -> str 
         for name in dict.fromkeys((*names, *wanted.require))
         if name not in present or made.versions.get(name) != present[name]
     ]
-    return f"{_OTHER_SELFTEST} (different: {', '.join(changed)})" if changed else None
+    return f"{_OTHER_SELFTEST} (changed probes: {', '.join(changed)})" if changed else None
 
 
 def _objection(record: RunRecord, wanted: EvidenceRequirements) -> str | None:

@@ -45,7 +45,7 @@ def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
     if context is None:
         remedy = "unset DOCKER_CONTEXT, or set it to one of these" if chosen else "docker context use NAME"
         raise UnusableEngine(
-            f"missing docker context {name!r}, which {by} names", hint=f"docker context ls; then {remedy}"
+            f"docker context {name!r} (set in {by}) does not exist", hint=f"docker context ls; then {remedy}"
         )
     return host or "unix:///var/run/docker.sock", tls
 

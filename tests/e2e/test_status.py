@@ -52,7 +52,7 @@ def test_a_changed_selftest(quick: Proved, scratch: Path) -> None:
     status = quick.project.run("status", quick.name, "--json", PYTHONPATH=python_path(scratch))
     assert commented.code == 0
     assert (status.code, status.document["state"]) == (8, "stale")
-    assert "proved by a different version of the self-test (different: gemm.exact)" in status.words
+    assert "proved by a different version of the self-test (changed probes: gemm.exact)" in status.words
 
 
 def test_built_and_not_proved_and_then_removed(light: Proved, scratch: Path) -> None:

@@ -387,10 +387,10 @@ def test_a_selftest_with_the_same_versions_counts(locked: Lock) -> None:
         ({"harness": 0}, "proved by a different version of the self-test"),
         ({"harness": None}, "proved by a different version of the self-test"),
         ({"harness": 999}, "proved by a different version of the self-test"),
-        ({"conv": 999}, "proved by a different version of the self-test (different: conv)"),
+        ({"conv": 999}, "proved by a different version of the self-test (changed probes: conv)"),
         (
             {"gemm.crash": 0, "conv": None},
-            "proved by a different version of the self-test (different: gemm.crash, conv)",
+            "proved by a different version of the self-test (changed probes: gemm.crash, conv)",
         ),
     ],
 )
@@ -404,14 +404,14 @@ def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
     assert state(locked, level="quick")[0] == "proved"
     evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
-    reason = "proved by a different version of the self-test (different: conv)"
+    reason = "proved by a different version of the self-test (changed probes: conv)"
     assert state(locked, level="quick", require=("conv",))[1] == reason
 
 
 @pytest.mark.parametrize("version", [1, None])
 def test_a_required_probe_that_this_selftest_lacks_proves_nothing(locked: Lock, version: int | None) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest=older(**{"new.probe": version})))
-    reason = "proved by a different version of the self-test (different: new.probe)"
+    reason = "proved by a different version of the self-test (changed probes: new.probe)"
     assert state(locked, level="quick", require=("new.probe",)) == ("stale", reason)
 
 

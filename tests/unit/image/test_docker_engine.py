@@ -202,10 +202,9 @@ def test_a_missing_context_is_reported() -> None:
     folder = Path(os.environ["DOCKER_CONFIG"])
     folder.mkdir()
     (folder / "config.json").write_text('{"currentContext": "gone"}', encoding="utf-8")
-    with pytest.raises(
-        UnusableEngine, match=f"missing docker context 'gone', which {folder}/config.json names"
-    ) as caught:
+    with pytest.raises(UnusableEngine) as caught:
         Engine()
+    assert caught.value.message == f"docker context 'gone' (set in {folder}/config.json) does not exist"
     assert caught.value.hint == "docker context ls; then docker context use NAME"
 
 
@@ -216,10 +215,9 @@ def test_the_context_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv("DOCKER_CONTEXT", "remote")
         assert endpoint()[0] == found.host
         monkeypatch.setenv("DOCKER_CONTEXT", "nosuch")
-        with pytest.raises(
-            UnusableEngine, match="missing docker context 'nosuch', which DOCKER_CONTEXT names"
-        ) as caught:
+        with pytest.raises(UnusableEngine) as caught:
             Engine()
+        assert caught.value.message == "docker context 'nosuch' (set in DOCKER_CONTEXT) does not exist"
         assert "unset DOCKER_CONTEXT" in str(caught.value.hint)
 
 
