@@ -63,7 +63,7 @@ def _components(lock: Lock) -> Iterator[Component]:
     for locked in lock.wheels:
         wheel = locked.wheel
         yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, in_toto_statements.wheel_url(locked))
-    for one in lock.extensions:  # the hash of the compiled wheel is in the build statement, not in the lock
+    for one in lock.extensions:  # the SBOM has no hash of it: the lock need not record the wheel
         url = PackageURL.from_string(in_toto_statements.extension_url(one))
         yield Component(
             name=one.name, version=one.digest, type=ComponentType.LIBRARY, bom_ref=f"extension:{one.name}", purl=url

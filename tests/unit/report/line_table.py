@@ -28,9 +28,10 @@ detail](profiles.md#gpus-drivers-and-accepted-advisories) explains how `make` se
 
 By rule, the torch release of a current line meets two conditions: it is at least 60 days old (2.14.0 in November 2026)
 or this project has evidence for it, and no advisory warns about it on that GPU. There are exceptions. H100 and H200
-stay at torch 2.11.0, for which apex is pinned, until a newer release has evidence, although an advisory about cuDNN's
-attention warns about 2.11.0. B200 and RTX 5090 keep torch 2.14.1, which they had before this rule. The only line of the
-V100 has CUDA 12, and the only lines of Blackwell GPUs have CUDA 13.
+stay at torch 2.11.0, because this project has [results of it on an H200](selftest.md#what-an-h200-showed), until a
+newer release has evidence, although an advisory about cuDNN's attention warns about 2.11.0. B200 and RTX 5090 keep
+torch 2.14.1, which they had before this rule. The only line of the V100 has CUDA 12, and the only lines of Blackwell
+GPUs have CUDA 13.
 """
 _UNWRITTEN = """No profile is shipped for these GPUs. `envbuild make GPU` writes a profile with the pins of the current
 line of the GPU in the second column. For older drivers, write `profiles/GPU-cu12.yaml` with `extends: NAME-cu12`, where
