@@ -28,6 +28,7 @@ from envbuild.runners import host_runner
 from envbuild.testrun.run_result import RawOutput
 from envbuild.util.errors import CheckFailed
 from envbuild.util.json_output_types import plain
+from unit import collected
 from unit.support import envbuild
 
 H20 = Expected(profile="h20", cli_words="h20", gpus=(database.gpus()["h20"],), driver="560.28.03")
@@ -43,8 +44,7 @@ class Place:
     foreign: Path
 
     def held(self) -> Holdings:
-        job = environment_audit.collector_job("", "")
-        return collected_environment.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
+        return collected.collect(self.python, self.foreign.parent)
 
     def judged(self, wanted: Expected = H20) -> Audit:
         return environment_audit.assess("it", self.held(), wanted)

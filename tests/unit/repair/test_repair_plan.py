@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from selftest.environments import SONAMES, Environment, built, extension, good, library, virtual
 
-from envbuild.audit import collected_environment, environment_audit, library_and_distribution_findings
+from envbuild.audit import environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import Holdings
 from envbuild.cli import audit as audit_command
 from envbuild.cli import fix as fix_command
@@ -35,8 +35,8 @@ from envbuild.repair import (
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.repair.required_changes import Changes, LibraryPin
 from envbuild.resolve import advisory_remedy
-from envbuild.runners import host_runner
 from envbuild.util.errors import CheckFailed
+from unit import collected
 from unit.support import envbuild
 
 LOG = """NVIDIA H20, driver 550.54.15
@@ -75,8 +75,7 @@ class Place:
         return self.made.site
 
     def held(self) -> Holdings:
-        job = environment_audit.collector_job("", "")
-        return collected_environment.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
+        return collected.collect(self.python, self.prefix.parent)
 
     def plan(
         self, log: str | None = LOG, held: Holdings | None = None, paths: Sequence[str] = (), gpus: Sequence[str] = ()
