@@ -55,6 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         for kind in ("CACHE", "STATE", "CONFIG"):
             patch.setenv(f"XDG_{kind}_HOME", str(project / kind.lower()))
         patch.chdir(project)
+        pages.share_templates_and_shipped_locks(patch)
         forget()
         pages.site_facts()
         pages.prove(*pages.cpu(project), pages.outcome("cpu"))

@@ -36,6 +36,11 @@ class Tags(HTMLParser):
         self.words.append(data)
 
 
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages.share_templates_and_shipped_locks(monkeypatch)
+
+
 @pytest.fixture
 def world(project: Path) -> Path:
     """A verified profile for the CPU, and a profile for four GPUs whose self-test failed."""
