@@ -97,6 +97,7 @@ class SharedFolder:
         return str(self.folder)
 
     def descriptions(self, key: str, sha256: str | None) -> Iterator[bytes]:
+        """Yield descriptions as the protocol says. Raises Refusal after the last one if a file was not usable."""
         with _file_errors(self.folder):
             if not self.folder.is_dir():
                 raise FileError(f"the folder {self.folder} does not exist")
@@ -115,7 +116,7 @@ class SharedFolder:
                     refused = refused or error
                     continue
                 yield raw
-            if refused:  # reached only if no other description was usable
+            if refused:
                 raise refused
 
     def wheel_blocks(self, key: str, about: WheelDescription) -> Iterator[bytes]:

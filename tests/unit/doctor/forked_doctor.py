@@ -38,6 +38,7 @@ def _server(libraries: str) -> Server:
 def main(sources: str, *arguments: str) -> None:
     package_data.ROOT = Path(sources)
     package_data.PROFILES = package_data.ROOT / "profiles"
+    sys.executable = f"{os.environ['PATH'].split(os.pathsep)[0]}/python"  # docker is searched in its folder first
     quick_pip(pytest.MonkeyPatch())
     sys.argv = ["envbuild", "doctor", *arguments]
     entry.main()
