@@ -8,6 +8,7 @@ from selftest import seeding
 from selftest.reading import Frame, job, outcomes, run
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 # seed, failure, signal, where, words of the reason
 LAME = [
