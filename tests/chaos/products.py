@@ -78,7 +78,7 @@ def stock_with_stand_ins(folder: Path) -> tuple[Product, list[Lock]]:
     wheels = folder / "wheels"
     project = Project.create(folder).with_env(**standin_torch.write_idle_index(wheels, real.versions))
     shutil.copy(CPU.lock_file, project.lock("stand-ins"))
-    for packages in (["networkx"], ["numpy"]):  # a lock is made again if its packages change
+    for packages in (["networkx"], ["numpy"]):  # `lock` makes a lock again if the profile's packages have changed
         project.write("stand-ins", extends="cpu", packages=packages, **CPU.keys["a"])
         done = project.run("lock", "stand-ins", "--json")
         assert done.code == 0, f"{done.stdout}\n{done.stderr}"

@@ -471,7 +471,7 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
     assert (tools(changed), changed.extensions[0].modules[1]) == (tools(made), "kernels_more")
     newest = lock_creation_and_update.update_lock(plan_of(project, data), made, frozenset({lock_file.EVERYTHING}))
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
-    assert newest.versions["alpha"] == "27.0"  # the image has the version with which the extension was compiled
+    assert newest.versions["alpha"] == "27.0"  # the image and the compilation of the extension have the same version
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])

@@ -329,7 +329,7 @@ def failed_make(found: SimpleNamespace, **options: Any) -> dict[str, Any]:
 
 
 def failed_proof(found: SimpleNamespace) -> dict[str, Any]:
-    """The document of a `test --record` that failed."""
+    """The document of a `test --record` that ends with an error."""
     with pytest.raises(EnvbuildError) as caught:
         make_build_and_test.prove("sample", None, cast(Any, MagicMock()))
     return caught.value.partial

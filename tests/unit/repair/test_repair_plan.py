@@ -841,7 +841,7 @@ def test_a_torch_without_gpu_code_after_the_fix_is_an_error(place: Place) -> Non
 
 
 def test_conda_must_not_keep_its_torch_for_the_cpu(place: Place) -> None:
-    """The requested version is the version of the build for the CPU."""
+    """conda's torch for the CPU has the requested version, so `conda install` with the version alone would keep it."""
     with_torch(place, "2.7.1", None, torchvision="0.22.1")
     files = [f"{place.site.relative_to(place.prefix)}/torch-2.7.1.dist-info/METADATA"]
     plan = place.plan(CPU_LOG, conda(place, {"pytorch": ("2.7.1", [], files)}))
