@@ -12,6 +12,8 @@ import torch
 
 from selftest.seeds.failures import RIGHT, WRONG
 
+pytestmark = pytest.mark.slow  # the fixture runs all kernels
+
 TRAITS = [
     ("attention.math:overflow", "needs_upcast", ["fp16"]),
     ("attention.math:overflow", "accumulates_in_half", {"fp16": [], "bf16": []}),
@@ -32,7 +34,6 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "failure", "words"), WRONG)
 def test_a_wrong_kernel_is_caught_and_located(seeds: dict[str, Frame], seed: str, failure: str, words: str) -> None:
     frame = seeds[seed]
