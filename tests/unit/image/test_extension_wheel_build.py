@@ -24,13 +24,9 @@ from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError
+from unit.image.extension_wheels import CARD, KERNELS
 from unit.support import PROFILE, deb, lock_for, plan_of, write_wheel
 
-KERNELS: dict[str, Any] = {
-    "name": "kernels", "git": "https://git.example/team/kernels", "commit": "c" * 40, "modules": ["kernels_cuda"],
-    "build": {"env": {"KERNELS_CUDA": "1"}},
-}  # fmt: skip
-CARD: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [KERNELS]}
 TAG = "cp311-cp311-linux_x86_64"
 
 
