@@ -25,7 +25,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError
 from unit.image.extension_wheels import CARD, KERNELS
-from unit.support import PROFILE, deb, lock_for, plan_of, write_wheel
+from unit.support import deb, lock_for, plan_of, write_wheel
 
 TAG = "cp311-cp311-linux_x86_64"
 
