@@ -6,7 +6,7 @@ data, with file and line. `variables` and `debian_packages` do not validate the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated
 
@@ -63,13 +63,32 @@ class Complaint(FactRow):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CompiledPackage(FactRow):
     """A package whose source has CUDA kernels and for which the index has no usable wheels. `modules`: the compiled
-    modules that its wheel must contain; `requires`: packages for its build in addition to torch; `environment`:
-    variables that make its build compile, instead of downloading a wheel."""
+    modules that its wheel must contain; `requires`: packages for its build in addition to torch; `packages`: those
+    that it needs when it runs; `environment`: variables that make its build compile.
+
+    `architectures`: for a build that does not read TORCH_CUDA_ARCH_LIST, the name of the architecture for each major
+    compute capability, in `architecture_variable`; a GPU of another one is not supported."""
 
     name: Name
     modules: tuple[Word, ...]
     requires: tuple[Name, ...] = ()
+    packages: tuple[Name, ...] = ()
     environment: Mapping[Word, Word] = Field(default_factory=dict)
+    architecture_variable: Word = "TORCH_CUDA_ARCH_LIST"
+    architectures: Mapping[Word, Word] = Field(default_factory=dict)
+
+    def unsupported(self, capabilities: Iterable[str]) -> tuple[str, ...]:
+        """The compute capabilities for which the package has no kernels."""
+        return tuple(one for one in capabilities if self.architectures and _major(one) not in self.architectures)
+
+    def variables(self, capabilities: Iterable[str]) -> dict[str, str]:
+        """The environment variables of a build for GPUs of these compute capabilities."""
+        names = dict.fromkeys(self.architectures[_major(one)] for one in capabilities if self.architectures)
+        return {**self.environment, **({self.architecture_variable: ";".join(names)} if names else {})}
+
+
+def _major(capability: str) -> str:
+    return capability.partition(".")[0]
 
 
 @cache

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.facts import extension_compilers
+from envbuild.facts import extension_compilers, torch_cuda_arch_list_parser
+from envbuild.facts.extension_compilers import CompiledPackage
 from envbuild.fetch import index_config, index_pages, newest_release_lag, wheel_resolution_and_download
 from envbuild.fetch.index_pages import Listed
 from envbuild.profile.environment_and_lock_file_readers import marker_applies
@@ -104,42 +105,48 @@ def _source_only(plan: Plan, name: str, files: Sequence[Listed]) -> SourceOnly |
 
 def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
     compiled = extension_compilers.compiled_packages()
-    kernels = [one for one in found if one.name in compiled and one.sdist and _SHA256.fullmatch(str(one.sdist.sha256))]
-    others = [one for one in found if one not in kernels]
-    if kernels:
-        yield f"only source on the index: {_named(kernels)}"
-        what = "it" if len(kernels) == 1 else "them"
-        yield (
-            f"to compile {what} for torch {plan.choice.situation.torch} and compute capability "
-            f"{plan.choice.environment.get(ARCH_LIST, '-')}, add to a profile that extends {plan.cli_words.split()[0]}:"
-        )
-        yield "extensions:"
-        for one in kernels:
-            yield from _stanza(one)
+    listed = plan.choice.environment.get(ARCH_LIST, "")
+    capabilities = torch_cuda_arch_list_parser.capabilities(listed)
+    with_source = [one for one in found if one.sdist and _SHA256.fullmatch(str(one.sdist.sha256))]
+    unsupported = {one: compiled[one.name].unsupported(capabilities) for one in found if one.name in compiled}
+    kernels = [one for one in with_source if unsupported.get(one) == ()]
+    others = [one for one in found if one not in kernels and not unsupported.get(one)]
+    for one, without in unsupported.items():
+        if without:
+            yield f"{one.name} {one.version} has no kernels for compute capability {', '.join(without)}: remove it"
     if others:
         yield f"without a wheel for {wheel_resolution_and_download.target(plan.python, plan.glibc)}: {_named(others)}"
         pins = " ".join(f"{one.name}=={one.version}" for one in others)
         yield f"if they have no compiled code, make their wheels once: pip wheel --no-deps -w wheels {pins}"
         yield "then lock with UV_FIND_LINKS=wheels, and give this folder to every machine that builds the image"
+    if kernels:
+        yield f"only source on the index: {_named(kernels)}"
+        rows = [compiled[one.name] for one in kernels]
+        needed = sorted({name for row in rows for name in row.packages})
+        yield f"{'it needs' if len(rows) == 1 else 'they need'} these packages too: {', '.join(needed)}"
+        yield (
+            f"to compile {'it' if len(rows) == 1 else 'them'} for torch {plan.choice.situation.torch} and compute "
+            f"capability {listed or '-'}, add to a profile that extends {plan.cli_words.split()[0]}:"
+        )
+        yield "extensions:"
+        for one, row in zip(kernels, rows, strict=True):
+            yield from _stanza(one, row, capabilities)
 
 
 def _named(found: Sequence[SourceOnly]) -> str:
     return ", ".join(f"{one.name} {one.version}" for one in found)
 
 
-def _stanza(one: SourceOnly) -> Iterator[str]:
+def _stanza(one: SourceOnly, row: CompiledPackage, capabilities: Sequence[str]) -> Iterator[str]:
     """The entry for `extensions:` as lines of YAML."""
-    row = extension_compilers.compiled_packages()[one.name]
     assert one.sdist is not None
     address = one.sdist.address
     url = f", url: {json.dumps(address)}" if address and address.isprintable() else ""
     yield f"  - name: {one.name}  # {one.version}"
     yield f"    sdist: {{sha256: {one.sdist.sha256}{url}}}"
     build = []
-    if row.environment:
-        build.append(
-            f"env: {{{', '.join(f'{name}: {chr(34)}{value}{chr(34)}' for name, value in row.environment.items())}}}"
-        )
+    if variables := row.variables(capabilities):
+        build.append(f"env: {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in variables.items())}}}")
     if row.requires:
         build.append(f"requires: [{', '.join(row.requires)}]")
     if build:

@@ -42,7 +42,8 @@ def test_all_packages_without_a_wheel_are_named_with_what_to_do(project: Path, i
     hint = str(caught.value.hint)
     assert "pip wheel --no-deps -w wheels pure==1.0.9\n" in hint and "UV_FIND_LINKS=wheels" in hint
     assert (
-        "only source on the index: flash-attn 2.8.3\nto compile it for torch 2.11.0 and compute capability 9.0" in hint
+        "only source on the index: flash-attn 2.8.3\nit needs these packages too: einops\n"
+        "to compile it for torch 2.11.0 and compute capability 9.0" in hint
     )
 
 
@@ -54,6 +55,20 @@ def test_the_proposed_entry_is_a_valid_extension(project: Path, index: Index) ->
     found = Extension.model_validate(entry)
     assert (found.name, found.modules) == ("flash-attn", ("flash_attn_2_cuda",))
     assert found.sdist is not None and len(found.sdist.sha256) == 64
+
+
+def test_the_entry_names_the_gpus_as_the_build_of_the_package_reads_them(project: Path, index: Index) -> None:
+    plan = plan_of(project, {**SMALL, "gpus": ["a100", "l40s", "h20"], "packages": ["flash-attn"]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
+    (entry,) = yaml.safe_load(text[text.index("extensions:") :])["extensions"]
+    assert entry["build"]["env"] == {"FLASH_ATTENTION_FORCE_BUILD": "TRUE", "FLASH_ATTN_CUDA_ARCHS": "80;90"}
+
+
+def test_a_gpu_that_a_package_does_not_support_is_named_instead(project: Path, index: Index) -> None:
+    plan = plan_of(project, {**SMALL, "gpus": ["t4"], "packages": ["flash-attn", "pure"]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
+    assert "flash-attn 2.8.3 has no kernels for compute capability 7.5: remove it" in text
+    assert "extensions:" not in text and "flash-attn==" not in text and "pure==1.0.9" in text
 
 
 def proposed(project: Path, monkeypatch: pytest.MonkeyPatch, *files: Listed) -> str:
