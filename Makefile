@@ -9,7 +9,7 @@ PARALLEL := -n $(shell echo $$(($$(nproc) + 2))) --dist loadscope --no-loadscope
 	-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests start hundreds of programs, each of which would compile envbuild again.
 unexport PYTHONDONTWRITEBYTECODE
-TARGETS := help venv docs engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
+TARGETS := help venv docs engine engine-stop browser test test-images test-apex test-compiled test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
 	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -65,7 +65,10 @@ test-images: .venv/.dev engine ## build, audit and remove the image of every pro
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m images tests/e2e
 
 test-apex: .venv/.dev engine ## build the image of h200, with apex compiled for it, twice; APEX_GIT=<URL> replaces apex's repository
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m apex tests/e2e
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m compiles tests/e2e/test_apex.py
+
+test-compiled: .venv/.dev engine ## compile deepspeed and flash-attn for h20 as `lock` proposes, and load them in the image (over an hour)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m compiles tests/e2e/test_compiled_packages.py
 
 test-kubernetes: .venv/.dev engine ## test --on kubernetes in a real cluster of one node; compiles Kubernetes first (10 min, once)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m kubernetes tests/e2e

@@ -12,7 +12,7 @@ import pytest
 
 # The tests of the engine that share images, by a word in the name of their file.
 _SHARED = {
-    "GPU images": ("gpu", "apex", "test_images"),
+    "GPU images": ("gpu", "apex", "compiled", "test_images"),
     "stand-ins for torch": ("extensions", "toolchain", "layout_readers"),
     "Debian packages": ("apt", "dockerfile"),
     # About half of the other tests of the engine: a single worker would run them longer than all other workers.

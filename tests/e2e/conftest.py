@@ -49,8 +49,8 @@ DEBIAN_PACKAGES = ["fontconfig", "openssh-server", "dbus", "ssl-cert", "python3-
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("images") and "images" not in item.config.option.markexpr:
         item.add_marker(pytest.mark.skip(reason="takes gigabytes and many minutes: make test-images"))
-    if item.get_closest_marker("apex") and "apex" not in item.config.option.markexpr:
-        item.add_marker(pytest.mark.skip(reason="compiles for ten minutes: make test-apex"))
+    if item.get_closest_marker("compiles") and "compiles" not in item.config.option.markexpr:
+        item.add_marker(pytest.mark.skip(reason="compiles for ten minutes or more: make test-apex test-compiled"))
     if item.get_closest_marker("kubernetes") and "kubernetes" not in item.config.option.markexpr:
         item.add_marker(pytest.mark.skip(reason="compiles Kubernetes for ten minutes: make test-kubernetes"))
 

@@ -20,7 +20,7 @@ from envbuild.lock import lock_file
 from .support import CHECKOUT, Project, docker
 from .test_extensions import audited, kept, steps
 
-pytestmark = [pytest.mark.engine, pytest.mark.apex]
+pytestmark = [pytest.mark.engine, pytest.mark.compiles]
 
 # Each module is loaded, which needs no GPU: all its symbols are found.
 IMPORT = """
