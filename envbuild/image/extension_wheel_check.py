@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.fetch import wheel_file_lists_and_clashes, wheel_resolution_and_download
-from envbuild.fetch.wheel_file_lists_and_clashes import BROKEN, PACKED
+from envbuild.fetch.wheel_file_lists_and_clashes import BROKEN, PACKED, installed, replaces_environment
 from envbuild.selftest.inventory import extension_file_reader
 from envbuild.selftest.inventory.elf_reader import X86_64
 from envbuild.selftest.inventory.extension_file_reader import Compiled
@@ -35,8 +35,8 @@ _LARGEST_TEXT = 1 << 20
 _BLOCK = 1 << 20
 _NEWEST_GLIBC = "2.99"  # no limit: the wheel was built on the base that it is for
 _DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
-# scripts, headers, data: installed into Python's own directories
-_ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")
+# headers, data: installed into Python's own directories
+_ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/|scripts/[^/]+\Z).*")
 _INFO = ".dist-info"
 _ENCRYPTED = 1
 
@@ -102,8 +102,8 @@ def _opened(wheel: Path) -> zipfile.ZipFile:
 
 def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     """Yield a sentence for each reason not to unpack the wheel: too many or too large members, or a member that would
-    be written outside the target or site-packages, is not a regular file, occurs twice, or has an unsupported
-    compression. At most ten members are named for each reason."""
+    be written outside the target or outside of site-packages and bin/, would replace a file of the environment, is not
+    a regular file, occurs twice, or has an unsupported compression. At most ten members are named for each reason."""
     infos = archive.infolist()
     if len(infos) > _MOST_MEMBERS:
         yield f"it has {len(infos)} files, at most {_MOST_MEMBERS} are allowed"
@@ -111,6 +111,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     names = Counter(_installed(info.filename) for info in infos)
     outside = [name for name in names if not wheel_file_lists_and_clashes.is_inside(name)]
     elsewhere = [name for info in infos if _ELSEWHERE.fullmatch(name := info.filename) and not name.endswith("/")]
+    replaced = [info.filename for info in infos if replaces_environment(installed(info.filename, distribution=""))]
     odd = [info.filename for info in infos if not _is_plain(info)]
     packed = [info.filename for info in infos if info.compress_type not in PACKED]
     twice = [name for name, count in names.items() if count > 1]
@@ -118,7 +119,8 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
         ("would be written outside the target", outside),
         ("is not a regular file", odd),
         ("occurs twice", twice),
-        ("would be installed outside site-packages", elsewhere),
+        ("would be installed outside site-packages and bin/", elsewhere),
+        ("would replace a file of the environment", replaced),
         ("is neither stored nor deflated", packed),
     ):
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])

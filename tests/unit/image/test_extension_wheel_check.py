@@ -65,6 +65,11 @@ def test_modules_of_a_data_folder_are_where_they_will_be(tmp_path: Path) -> None
     assert extension_wheel_check.wheel_faults(made, name="apex", modules=("amp_C",), arch="9.0") == []
 
 
+def test_a_wheel_may_have_commands(tmp_path: Path) -> None:
+    made = wheel(tmp_path, {**GOOD, "apex-0.1.data/scripts/ds_report": b"#!python\n"})
+    assert extension_wheel_check.wheel_faults(made, **ASKED) == []  # type: ignore[arg-type]
+
+
 def test_a_wheel_for_any_python_is_read_as_the_newest_that_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +165,11 @@ FAULTS: dict[str, tuple[Make, str]] = {
     ),
     "a program": (
         lambda at: wheel(at, {**GOOD, "apex-0.1.data/scripts/python": b""}),
-        "'apex-0.1.data/scripts/python' would be installed outside site-packages",
+        "'apex-0.1.data/scripts/python' would replace a file of the environment",
+    ),
+    "a program in a folder": (
+        lambda at: wheel(at, {**GOOD, "apex-0.1.data/scripts/lib/a": b""}),
+        "'apex-0.1.data/scripts/lib/a' would be installed outside site-packages and bin/",
     ),
     "data": (lambda at: wheel(at, {**GOOD, "x.data/data/etc/evil": b""}), "outside site-packages"),
     "another's metadata": (
