@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -199,7 +200,7 @@ def _install(
     wheels = [locked.wheel for locked in plan.wheels if locked.wheel.name in names]
     _make_links(links, {wheel.file: store.path(wheel.sha256, wheel.file) for wheel in wheels})
     listed = _progress_file(folder)
-    atomic_files.write_atomically(listed, "".join(f"{wheel.hashed_pin()}\n" for wheel in wheels))
+    _write(listed, "".join(f"{wheel.hashed_pin()}\n" for wheel in wheels))
     say(f"installing {len(names)} distributions")
     _uv(
         "pip", "install", "--python", str(folder), "--no-deps", "--no-index", "--find-links", str(links),
@@ -223,8 +224,11 @@ def _leads_to(link: Path, target: Path) -> bool:
     return link.is_symlink() and link.readlink() == target
 
 
+_uv_program = cache(uv.find_uv_bin)
+
+
 def _uv(*words: str) -> None:
-    argv = [uv.find_uv_bin(), *words, "--no-config", "--offline", "--quiet"]
+    argv = [_uv_program(), *words, "--no-config", "--offline", "--quiet"]
     others = {name: None for name in os.environ if name.startswith("UV_") and name not in _UV_VARIABLES}
     done = run(argv, env={"VIRTUAL_ENV": None, **others})
     if done.code:
@@ -254,5 +258,7 @@ def _write_activation(folder: Path, name: str, variables: Mapping[str, str]) -> 
 
 
 def _write(file: Path, text: str) -> None:
+    """Write a file of the environment without flushing it to disk. uv does not flush the files that it installs
+    either."""
     if not atomic_files.holds_text(file, text):
-        atomic_files.write_atomically(file, text)
+        atomic_files.write_atomically(file, text, flush=False)

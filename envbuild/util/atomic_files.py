@@ -30,9 +30,9 @@ def write_within(project: Path, file: Path, content: str | bytes) -> None:
     write_atomically(file, content)
 
 
-def write_atomically(file: Path, content: str | bytes) -> None:
+def write_atomically(file: Path, content: str | bytes, *, flush: bool = True) -> None:
     """Write a temporary file in the same folder, flush it to disk, and rename it to `file`. A reader sees the old or
-    the new content, never a part.
+    the new content, never a part. Without `flush`, this may not hold after a power failure.
 
     A path that is not a regular file, such as /dev/stdout, is written directly. For a symbolic link, the target is
     replaced. An existing file keeps its permissions.
@@ -46,7 +46,8 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     with temporary_files.file(file.parent) as (stream, made):
         stream.write(raw)
         stream.flush()
-        os.fsync(stream.fileno())
+        if flush:
+            os.fsync(stream.fileno())
         made.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
         made.replace(file)
     _LOG.info("wrote %s, %d bytes", file, len(raw))

@@ -5,7 +5,6 @@ Any module may raise these errors. `cli.entry.main` prints those that no caller 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +27,8 @@ def printable(text: str) -> str:
 
 def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
     """A question that suggests up to `most` known names similar to `name`; None if no known name is similar."""
+    import difflib  # only for errors
+
     found = difflib.get_close_matches(name, list(known), most, 0.5 if most > 1 else 0.6)
     return f"did you mean {' or '.join(found)}?" if found else None
 

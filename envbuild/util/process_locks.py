@@ -4,12 +4,11 @@ they protect, because several checkouts or state folders may share this folder."
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from envbuild.util import user_folders
 
@@ -23,17 +22,15 @@ def exclusive(name: str, doing: str, say: Callable[[str], None]) -> Iterator[Non
     """Hold the lock `name`. The kernel releases the lock, however the process ends. If another process holds it, report
     what that process does (`doing`), and wait. The name of a lock is a profile's name; names of other locks begin with
     an underscore, with which no profile's name begins."""
-    file = FileLock(user_folders.cache_folder("locks") / f"{name}.lock")
-    try:
-        file.acquire(timeout=0)
-    except Timeout:
-        other = "another profile of this make, or another envbuild," if os.environ.get(PARALLEL) else "another envbuild"
-        say(f"{other} {doing}; waiting for it")
-        file.acquire()
-    try:
+    with (user_folders.cache_folder("locks") / f"{name}.lock").open("a") as file:  # closing it releases the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            several = os.environ.get(PARALLEL)
+            other = "another profile of this make, or another envbuild," if several else "another envbuild"
+            say(f"{other} {doing}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        file.release()
 
 
 def exclusive_environment(prefix: Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -55,6 +56,16 @@ PROFILE: dict[str, Any] = {
     "env": {"GREETING": "hello"},
     "selftest": {"level": "quick", "require": ["env.libs"]},
 }
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a process holds a lock of `process_locks`."""
+    with file.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def sha(text: str) -> str:

@@ -288,7 +288,6 @@ HEAVY = (
     "uv",
     "rich",
     "packaging",
-    "filelock",
     "cryptography",
     "securesystemslib",
     "cyclonedx",

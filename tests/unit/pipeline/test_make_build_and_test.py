@@ -43,7 +43,17 @@ from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, prob
 from unit.image.base_images import PushedBase, debian
 from unit.image.oci.layered_samples import sample, written
 from unit.registries import Registry, serving
-from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, profile_of, whole_lock
+from unit.support import (
+    PROFILE,
+    CommandResult,
+    envbuild,
+    image_of,
+    is_locked,
+    lock_for,
+    plan_of,
+    profile_of,
+    whole_lock,
+)
 from unit.testrun import fingerprints
 
 SOURCE = cast(LoadedProfile, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
@@ -602,13 +612,7 @@ def test_a_file_of_two_profiles_is_downloaded_by_one_process_at_a_time(
     held: list[bool] = []
 
     def fetch(*_: Any) -> None:
-        from filelock import FileLock, Timeout
-
-        try:
-            FileLock(user_folders.cache_folder("locks") / "_fetch.lock").acquire(timeout=0)
-            held.append(False)
-        except Timeout:
-            held.append(True)
+        held.append(is_locked(user_folders.cache_folder("locks") / "_fetch.lock"))
 
     monkeypatch.setattr(wheel_resolution_and_download, "fetch_wheels", fetch)
     plan = MagicMock()

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from filelock import FileLock, Timeout
 
 from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
@@ -19,6 +18,7 @@ from envbuild.pipeline.model import StepResult
 from envbuild.util import user_folders
 from envbuild.util.errors import HashMismatch
 from unit.site import Site, proved
+from unit.support import is_locked
 
 
 @pytest.fixture
@@ -77,11 +77,7 @@ def test_layers_for_a_tar_are_written_by_one_process_at_a_time(site: Site, monke
     learn, held = layer_blobs.learn_layers, list[bool]()
 
     def watched(*arguments: Any) -> Any:
-        try:
-            FileLock(user_folders.cache_folder("locks") / "_layers.lock").acquire(timeout=0)
-            held.append(False)
-        except Timeout:
-            held.append(True)
+        held.append(is_locked(user_folders.cache_folder("locks") / "_layers.lock"))
         return learn(*arguments)
 
     monkeypatch.setattr(layer_blobs, "learn_layers", watched)

@@ -23,7 +23,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
 from selftest.environments import SONAMES, TORCH, library, libtorch_cuda
 
 from envbuild.cli import fix as fix_command
@@ -33,7 +32,7 @@ from envbuild.repair.repair_plan import Command
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, FileError, HashMismatch
 from unit.repair.test_repair_plan import LOG
-from unit.support import envbuild, write_wheel
+from unit.support import envbuild, is_locked, write_wheel
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
 UV = str(wheel_resolution_and_download.uv_binary())
@@ -485,14 +484,6 @@ def test_the_environment_is_checked_while_no_other_fix_runs(venv: Venv, monkeypa
     monkeypatch.setattr(repair_run, "require_changeable", watched)
     venv.fix("--apply")
     assert held == [False, True], "first without waiting, then while other fixes wait"
-
-
-def is_locked(file: Path) -> bool:
-    try:
-        FileLock(file).acquire(timeout=0).lock.release()
-    except Timeout:
-        return True
-    return False
 
 
 def test_without_permission_nothing_is_tried(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
