@@ -180,7 +180,13 @@ def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, g
 _RELEASES = ("--prerelease", "explicit")
 
 
-def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: str) -> ProfileError:
+class OnlyPreReleases(ProfileError):
+    """No release of the packages `names` has a usable wheel, but a pre-release has one."""
+
+    names: Sequence[str] = ()
+
+
+def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: str) -> OnlyPreReleases:
     faults = []
     for name in names:
         parents = ", ".join(sorted(resolved.wanted_by[name] - {""}))
@@ -193,11 +199,13 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
             why = f"the newest release, {stable[-1].version}, {lacking}"
         faults.append(Fault(f"{name} {resolved.versions[name]}{f' (required by {parents})' if parents else ''}: {why}"))
     pins = ", ".join(f"{name}=={resolved.versions[name]}" for name in names)
-    return ProfileError(
+    error = OnlyPreReleases(
         f"only a pre-release fits, and no requirement names one: {', '.join(names)}",
         hint=f"{newest_release_lag.COMPILE}; to take the pre-release, require it: {pins}",
         faults=faults,
     )
+    error.names = names
+    return error
 
 
 def target(python: str, glibc: str) -> str:

@@ -77,7 +77,9 @@ def update_lock(
             chosen = choosing.result()
     except ProfileError as error:
         message = f"{error.message} {error.hint}"
-        hint = "\n".join(filter(None, [error.hint, missing_wheel_remedies.remedies(plan, message), *plan.notes]))
+        without_wheel = error.names if isinstance(error, wheel_resolution_and_download.OnlyPreReleases) else ()
+        remedies = missing_wheel_remedies.remedies(plan, message, without_wheel)
+        hint = "\n".join(filter(None, [error.hint, remedies, *plan.notes]))
         raise ProfileError(error.message, hint=hint or None, faults=[*plan.faults(message), *error.faults]) from None
     locked = chosen.wheels
     for note in chosen.notes:

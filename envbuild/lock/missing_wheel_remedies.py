@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -42,12 +42,12 @@ class SourceOnly:
     sdist: Listed | None
 
 
-def remedies(plan: Plan, message: str) -> str | None:
-    """What to do about the packages that the index lacks, or has without a wheel, for the error `message` of the
-    resolver; None if the message is about something else. Names every such package of the profile and its requirements
-    file, and not only the one in the message."""
+def remedies(plan: Plan, message: str, without_wheel: Iterable[str] = ()) -> str | None:
+    """What to do about the packages that the index lacks, or has without a wheel: those that the error `message` of the
+    resolver names, and those in `without_wheel`. None if there are none. Names every such package of the profile and
+    its requirements file, and not only the one in the message."""
     unknown = {str(canonicalize_name(name)) for name in _NOT_FOUND.findall(message)}
-    named = {str(canonicalize_name(name)) for name in _NO_WHEEL.findall(message)} | unknown
+    named = {str(canonicalize_name(name)) for name in (*_NO_WHEEL.findall(message), *without_wheel)} | unknown
     if not named:
         return None
     requirements = [Requirement(text) for text in plan.packages]
@@ -95,7 +95,8 @@ def _source_only(plan: Plan, name: str, files: Sequence[Listed]) -> SourceOnly |
     wanted = newest_release_lag.specifier(name, (*plan.core, *plan.packages, *plan.constraints), plan.python)
     tags = wheel_resolution_and_download.tags(plan.python, plan.glibc)
     known = newest_release_lag.matching_releases(files, plan.python, tags)
-    fitting = [one for one in known if one.fits and wanted.contains(one.version)]
+    early = bool(wanted.prereleases)  # without it, some releases of packaging accept each pre-release
+    fitting = [one for one in known if one.fits and wanted.contains(one.version, prereleases=early)]
     if not fitting or any(one.usable for one in fitting):
         return None
     newest = fitting[-1].version

@@ -64,6 +64,14 @@ def test_the_entry_names_the_gpus_as_the_build_of_the_package_reads_them(project
     assert entry["build"]["env"] == {"FLASH_ATTENTION_FORCE_BUILD": "TRUE", "FLASH_ATTN_CUDA_ARCHS": "80;90"}
 
 
+def test_a_package_with_a_wheel_of_a_pre_release_alone_is_compiled(project: Path, index: Index, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "links", "flash_attn", "0.3.dev5")
+    plan = plan_of(project, {**SMALL, "packages": ["flash-attn"]})
+    with pytest.raises(ProfileError) as caught:
+        lock_creation_and_update.update_lock(plan, None)
+    assert "require it: flash-attn==0.3.dev5\nonly source on the index: flash-attn 2.8.3\n" in str(caught.value.hint)
+
+
 def test_a_gpu_that_a_package_does_not_support_is_named_instead(project: Path, index: Index) -> None:
     plan = plan_of(project, {**SMALL, "gpus": ["t4"], "packages": ["flash-attn", "pure"]})
     text = str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
