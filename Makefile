@@ -67,7 +67,7 @@ test-images: .venv/.dev engine ## build, audit and remove the image of every pro
 test-apex: .venv/.dev engine ## build the image of h200, with apex compiled for it, twice; APEX_GIT=<URL> replaces apex's repository
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m compiles tests/e2e/test_apex.py
 
-test-compiled: .venv/.dev engine ## compile deepspeed and flash-attn for h20 as `lock` proposes, and load them in the image (over an hour)
+test-compiled: .venv/.dev engine ## compile deepspeed and flash-attn as `lock` proposes, and load them in the image (over an hour)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m compiles tests/e2e/test_compiled_packages.py
 
 test-kubernetes: .venv/.dev engine ## test --on kubernetes in a real cluster of one node; compiles Kubernetes first (10 min, once)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated
 
+from packaging.version import Version
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -67,7 +68,8 @@ class CompiledPackage(FactRow):
     that it needs when it runs; `environment`: variables that make its build compile.
 
     `architectures`: for a build that does not read TORCH_CUDA_ARCH_LIST, the name of the architecture for each major
-    compute capability, in `architecture_variable`; a GPU of another one is not supported."""
+    compute capability, in `architecture_variable`; a GPU of another one is not supported. `torch_below`: the first
+    torch with which releases up to `newest` do not compile."""
 
     name: Name
     modules: tuple[Word, ...]
@@ -76,10 +78,19 @@ class CompiledPackage(FactRow):
     environment: Mapping[Word, Word] = Field(default_factory=dict)
     architecture_variable: Word = "TORCH_CUDA_ARCH_LIST"
     architectures: Mapping[Word, Word] = Field(default_factory=dict)
+    torch_below: Release | None = None
+    newest: Release | None = None
 
-    def unsupported(self, capabilities: Iterable[str]) -> tuple[str, ...]:
-        """The compute capabilities for which the package has no kernels."""
-        return tuple(one for one in capabilities if self.architectures and _major(one) not in self.architectures)
+    def obstacle(self, version: str, torch: str, capabilities: Iterable[str]) -> str | None:
+        """Why this version cannot be compiled for GPUs of these compute capabilities, and what to do; None if it
+        can."""
+        lacking = [one for one in capabilities if self.architectures and _major(one) not in self.architectures]
+        if lacking:
+            return f"has no kernels for compute capability {', '.join(lacking)}: remove it"
+        known = self.newest is not None and Version(version) <= Version(self.newest)
+        if known and self.torch_below and Version(torch) >= Version(self.torch_below):
+            return f"does not compile with torch {torch}: use a torch below {self.torch_below}"
+        return None
 
     def variables(self, capabilities: Iterable[str]) -> dict[str, str]:
         """The environment variables of a build for GPUs of these compute capabilities."""

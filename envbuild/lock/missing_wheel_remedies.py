@@ -108,13 +108,15 @@ def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
     compiled = extension_compilers.compiled_packages()
     listed = plan.choice.environment.get(ARCH_LIST, "")
     capabilities = torch_cuda_arch_list_parser.capabilities(listed)
-    with_source = [one for one in found if one.sdist and _SHA256.fullmatch(str(one.sdist.sha256))]
-    unsupported = {one: compiled[one.name].unsupported(capabilities) for one in found if one.name in compiled}
-    kernels = [one for one in with_source if unsupported.get(one) == ()]
-    others = [one for one in found if one not in kernels and not unsupported.get(one)]
-    for one, without in unsupported.items():
-        if without:
-            yield f"{one.name} {one.version} has no kernels for compute capability {', '.join(without)}: remove it"
+    torch = plan.choice.situation.torch
+    known = [one for one in found if one.name in compiled]
+    obstacles = {one: compiled[one.name].obstacle(one.version, torch, capabilities) for one in known}
+    compilable = [one for one in known if not obstacles[one]]
+    kernels = [one for one in compilable if one.sdist and _SHA256.fullmatch(str(one.sdist.sha256))]
+    others = [one for one in found if one not in kernels and not obstacles.get(one)]
+    for one, obstacle in obstacles.items():
+        if obstacle:
+            yield f"{one.name} {one.version} {obstacle}"
     if others:
         yield f"without a wheel for {wheel_resolution_and_download.target(plan.python, plan.glibc)}: {_named(others)}"
         pins = " ".join(f"{one.name}=={one.version}" for one in others)
@@ -126,7 +128,7 @@ def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
         needed = sorted({name for row in rows for name in row.packages})
         yield f"{'it needs' if len(rows) == 1 else 'they need'} these packages too: {', '.join(needed)}"
         yield (
-            f"to compile {'it' if len(rows) == 1 else 'them'} for torch {plan.choice.situation.torch} and compute "
+            f"to compile {'it' if len(rows) == 1 else 'them'} for torch {torch} and compute "
             f"capability {listed or '-'}, add to a profile that extends {plan.cli_words.split()[0]}:"
         )
         yield "extensions:"

@@ -79,6 +79,14 @@ def test_a_gpu_that_a_package_does_not_support_is_named_instead(project: Path, i
     assert "extensions:" not in text and "flash-attn==" not in text and "pure==1.0.9" in text
 
 
+def test_a_torch_with_which_a_release_does_not_compile_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SMALL, "torch", "2.14.0")
+    text = proposed(project, monkeypatch, Listed("flash_attn-2.8.3.tar.gz", "0" * 64))
+    assert text == "flash-attn 2.8.3 does not compile with torch 2.14.0: use a torch below 2.14"
+    newer = proposed(project, monkeypatch, Listed("flash_attn-2.9.0.tar.gz", "0" * 64))
+    assert "extensions:" in newer
+
+
 def proposed(project: Path, monkeypatch: pytest.MonkeyPatch, *files: Listed) -> str:
     """Return what is proposed for flash-attn, of which the index lists these files."""
     monkeypatch.setattr(index_pages, "listed_files", lambda name: files)
