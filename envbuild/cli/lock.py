@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -207,7 +207,11 @@ def _locked(
     notes = profile_reader_and_overrides.ignored_uv_settings(one.loaded for one in wanted)
     notes += [f"{one.loaded.name}: {note}" for one in wanted for note in one.loaded.notes]
     for (loaded, _, before), made in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
-        after = made if made is before else _with_current_records(made)
+        after = made
+        if made is not before and made.compiled:
+            from envbuild.image import extension_wheel_build  # imports the engine's client; only for extensions
+
+            after = extension_wheel_build.with_current_records(made)
         changes = list(lock_changes.lock_changes(before, after)) if before and after is not before else []
         here = loaded.lock_file.exists()  # a shipped profile's lock is written into the working folder
         written = keep and (after is not before or not here)
@@ -219,15 +223,6 @@ def _locked(
             write_within(loaded.project, loaded.dockerfile, text)
         found.append(_row(loaded, after, before, changes, written, rendered))
     return found, notes
-
-
-def _with_current_records(made: Lock) -> Lock:
-    """Return a new lock without the records of wheels that do not match it."""
-    if not made.compiled:
-        return made
-    from envbuild.image import extension_wheel_build  # imports the engine's client; only for extensions
-
-    return replace(made, compiled=extension_wheel_build.current_records(made))
 
 
 def _made(

@@ -15,7 +15,7 @@ import stat
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from itertools import islice
 from pathlib import Path
@@ -114,6 +114,11 @@ def current_records(lock: Lock) -> tuple[RecordedWheel, ...]:
     """Return the wheels that the lock records, without those whose inputs have changed since they were compiled."""
     found = (lock.recorded_wheel(one.name, key(lock, one)) for one in lock.extensions)
     return tuple(filter(None, found))
+
+
+def with_current_records(lock: Lock) -> Lock:
+    """Return a new lock with only those records that it would use: the others would stay in its file forever."""
+    return replace(lock, compiled=current_records(lock)) if lock.compiled else lock
 
 
 def _folder(name: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from envbuild.audit import environment_audit, image_collector
 from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit
@@ -78,7 +76,7 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
         )
     after = fetch_base(context, plan, after, lock_again=not options.locked)
     if after is not before:
-        after = replace(after, compiled=extension_wheel_build.current_records(after))
+        after = extension_wheel_build.with_current_records(after)
         for note in (*profile_reader_and_overrides.ignored_uv_settings([loaded]), *loaded.notes):
             context.note(note)
         if not options.trial:
