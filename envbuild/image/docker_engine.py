@@ -15,10 +15,9 @@ from typing import Any
 import docker
 import docker.errors
 import requests
-from docker.utils.config import find_config_file
 
 from envbuild.image import build_records
-from envbuild.image.engine_endpoint_and_errors import UnusableEngine, endpoint, why
+from envbuild.image.engine_endpoint_and_errors import UnusableEngine, endpoint, invalid_value, why
 from envbuild.registry.byte_block_streams import Blocks
 from envbuild.util import disk_space, user_folders
 from envbuild.util.atomic_files import write_atomically
@@ -75,16 +74,8 @@ class Engine:
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise UnusableEngine(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
-        except ValueError as error:
-            raise UnusableEngine(
-                f"invalid address of a Docker Engine: {self.host}: {error}",
-                hint="correct DOCKER_HOST or the docker context: docker context ls",
-            ) from error
-        except (AttributeError, TypeError) as error:  # docker-py raises these for a value of the wrong type
-            file = str(find_config_file() or "config.json")
-            raise UnusableEngine(
-                f"invalid configuration of docker in {file}: {error}", hint="correct or remove this file"
-            ) from error
+        except (AttributeError, TypeError, ValueError) as error:  # of docker-py, for an invalid value
+            raise invalid_value(self.host, error) from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):

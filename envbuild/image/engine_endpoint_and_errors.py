@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import docker
+import docker.auth
 import docker.context
 import docker.context.config
+import docker.errors
 import docker.tls
 import docker.utils
 import docker.utils.config
@@ -48,6 +51,31 @@ def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
             f"docker context {name!r} (set in {by}) does not exist", hint=f"docker context ls; then {remedy}"
         )
     return host or "unix:///var/run/docker.sock", tls
+
+
+def invalid_value(host: str, error: AttributeError | TypeError | ValueError) -> UnusableEngine:
+    """Return the error for an invalid value that the docker library met while it connected to `host`. Its ValueErrors
+    do not say whether the address, the configuration or the engine's response is invalid."""
+    if isinstance(error, ValueError):
+        try:
+            with contextlib.suppress(docker.errors.DockerException):
+                docker.utils.parse_host(host)
+        except ValueError as fault:
+            return UnusableEngine(
+                f"invalid address of a Docker Engine: {host}: {fault}",
+                hint="correct DOCKER_HOST or the docker context: docker context ls",
+            )
+        try:
+            docker.auth.load_config(config_dict=docker.utils.config.load_general_config())
+        except (AttributeError, TypeError, ValueError):
+            pass
+        else:
+            return UnusableEngine(
+                f"invalid response of the Docker Engine at {host}: {error}",
+                hint="check that a Docker Engine listens at this address, and update it",
+            )
+    file = str(docker.utils.config.find_config_file() or "config.json")
+    return UnusableEngine(f"invalid configuration of docker in {file}: {error}", hint="correct or remove this file")
 
 
 def why(error: BaseException) -> str:

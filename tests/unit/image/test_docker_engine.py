@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from envbuild.image import build_records, docker_client_finder
@@ -257,11 +258,22 @@ def test_an_invalid_address_of_an_engine_is_reported(
     assert "DOCKER_HOST or the docker context" in str(caught.value.hint)
 
 
-def test_a_configuration_of_another_type_is_reported() -> None:
+@pytest.mark.parametrize(
+    "config",
+    ["[]", '{"auths": 1}', '{"auths": {"x": {"auth": "a"}}}', '{"auths": {"x": {"auth": "YWJj"}}}'],
+)
+def test_an_invalid_configuration_is_reported(config: str) -> None:
     folder = Path(os.environ["DOCKER_CONFIG"])
     folder.mkdir()
-    (folder / "config.json").write_text("[]", encoding="utf-8")
+    (folder / "config.json").write_text(config, encoding="utf-8")
     with pytest.raises(UnusableEngine, match=f"invalid configuration of docker in {folder}/config.json: "):
+        Engine()
+
+
+def test_an_invalid_response_of_an_engine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setattr(docker.APIClient, "version", lambda *_, **__: {"ApiVersion": "x"})
+    with pytest.raises(UnusableEngine, match=r"invalid response of the Docker Engine at tcp://127\.0\.0\.1:1: .*'x'"):
         Engine()
 
 
