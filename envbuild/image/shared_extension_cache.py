@@ -219,11 +219,12 @@ def configured_cache() -> SharedCache | None:
 # entries
 
 
-def find_description(cache: SharedCache, lock: Lock, one: LockedExtension) -> WheelDescription | None:
-    """Return the description of the wheel that `fetch_wheel` would fetch. Its wheel is not read. Raises what
-    `fetch_wheel` raises for the cache and the description."""
+def find_description(
+    cache: SharedCache, lock: Lock, one: LockedExtension, recorded: RecordedWheel | None
+) -> WheelDescription | None:
+    """Return the description of the recorded wheel of an extension, or without a record, of any wheel with the same
+    inputs. Its wheel is not read. Raises what `fetch_wheel` raises for the cache and the description."""
     key = extension_wheel_build.key(lock, one)
-    recorded = lock.recorded_wheel(one.name, key)
     refused: Refusal | None = None
     for raw in islice(cache.descriptions(key, recorded.sha256 if recorded else None), _MOST_ENTRIES):
         try:
@@ -267,16 +268,17 @@ def fetch_wheel(
     Raises FileError or NetworkError if the cache cannot be read, Refusal if its entry is damaged or not as requested,
     and DiskError if the disk has no space for the wheel.
     """
-    about = find_description(cache, lock, one)
+    key = extension_wheel_build.key(lock, one)
+    recorded = lock.recorded_wheel(one.name, key)
+    about = find_description(cache, lock, one, recorded)
     if about is None:
         return None
-    key = extension_wheel_build.key(lock, one)
     with (
         extension_wheel_build.exclusive_wheel(lock, one, "fetches or compiles", say),
         extension_wheel_build.incoming_folder() as folder,
     ):
         there = extension_wheel_build.find_wheel(lock, one)
-        if there and (there.sha256 == about.sha256 or lock.recorded_wheel(one.name, key) is None):
+        if there and (there.sha256 == about.sha256 or recorded is None):
             return there  # another process has fetched or compiled it meanwhile
         disk_space.require_free(folder, about.bytes, f"the wheel of {one.name}")
         wheel = folder / about.file

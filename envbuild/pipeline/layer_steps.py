@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from envbuild.doctor import parallel_tasks_with_time_limit
@@ -120,11 +119,10 @@ def _fetched(context: StepContext, lock: Lock, cache: SharedCache | None, one: L
 def _lacks(context: StepContext, cache: SharedCache, lock: Lock, one: LockedExtension, wheel: BuiltWheel) -> bool:
     """Whether the shared cache does not have a wheel of this machine, for example because it was compiled before the
     cache was set up. False, with a note, if the cache does not answer."""
-    with_record = replace(lock, compiled=(wheel.recorded,))
 
     def ask() -> str:
         try:
-            return "present" if shared_extension_cache.find_description(cache, with_record, one) else "missing"
+            return "present" if shared_extension_cache.find_description(cache, lock, one, wheel.recorded) else "missing"
         except Refusal:
             return "missing"  # a damaged entry is replaced
         except CACHE_ERRORS as error:

@@ -222,7 +222,8 @@ def _plan_extensions(lock: Lock, cache: SharedCache | None) -> tuple[PlannedExte
 def _plan_fetch(cache: SharedCache, lock: Lock, one: LockedExtension, otherwise: PlannedExtension) -> PlannedExtension:
     """Ask the shared cache for a wheel. `otherwise`: what happens if it does not have the wheel."""
     try:
-        about = shared_extension_cache.find_description(cache, lock, one)
+        recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
+        about = shared_extension_cache.find_description(cache, lock, one, recorded)
     except layer_steps.CACHE_ERRORS as error:
         return replace(otherwise, fault=error.message)
     return PlannedExtension(one.name, "fetched", about.bytes) if about else otherwise

@@ -226,7 +226,12 @@ def test_a_hostile_description_is_refused(
     about = described(on_b)
     kind.put(key(locked), harm(about), on_b.path.read_bytes(), on_b.sha256)
     lock = recording(locked, on_b) if is_recorded else locked
-    for look in (fetch, lambda cache, lock: shared_extension_cache.find_description(cache, lock, lock.extensions[0])):
+    record = on_b.recorded if is_recorded else None
+
+    def find(cache: SharedCache, lock: Lock) -> object:
+        return shared_extension_cache.find_description(cache, lock, lock.extensions[0], record)
+
+    for look in (fetch, find):
         with pytest.raises(Refusal) as caught:
             look(kind.cache, lock)
         assert message in caught.value.message
