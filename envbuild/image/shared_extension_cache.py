@@ -223,7 +223,11 @@ def find_description(
     cache: SharedCache, lock: Lock, one: LockedExtension, recorded: RecordedWheel | None
 ) -> WheelDescription | None:
     """Return the description of the recorded wheel of an extension, or without a record, of any wheel with the same
-    inputs. Its wheel is not read. Raises what `fetch_wheel` raises for the cache and the description."""
+    inputs. Its wheel is not read. Return None if the cache has none.
+
+    Raises FileError or NetworkError if the cache cannot be read, and Refusal if each entry is damaged or not as
+    requested.
+    """
     key = extension_wheel_build.key(lock, one)
     refused: Refusal | None = None
     for raw in islice(cache.descriptions(key, recorded.sha256 if recorded else None), _MOST_ENTRIES):
@@ -259,26 +263,26 @@ def _checked_description(raw: bytes, recorded: RecordedWheel | None, inputs: Map
 
 
 def fetch_wheel(
-    cache: SharedCache, lock: Lock, one: LockedExtension, say: Callable[[str], None], show: Callable[[str, int], None]
-) -> BuiltWheel | None:
-    """Fetch the wheel of an extension into this machine's cache: the one that the lock records, otherwise one that was
-    compiled from the same inputs. Return None if the shared cache has none. `show` gets the file's name and the number
-    of bytes of each block.
+    cache: SharedCache,
+    lock: Lock,
+    one: LockedExtension,
+    about: WheelDescription,
+    say: Callable[[str], None],
+    show: Callable[[str, int], None],
+) -> BuiltWheel:
+    """Fetch the wheel that `find_description` found into this machine's cache. `show` gets the file's name and the
+    number of bytes of each block.
 
-    Raises FileError or NetworkError if the cache cannot be read, Refusal if its entry is damaged or not as requested,
-    and DiskError if the disk has no space for the wheel.
+    Raises FileError or NetworkError if the cache cannot be read, Refusal if the wheel is damaged or not as requested,
+    and DiskError if the disk has no space for it.
     """
     key = extension_wheel_build.key(lock, one)
-    recorded = lock.recorded_wheel(one.name, key)
-    about = find_description(cache, lock, one, recorded)
-    if about is None:
-        return None
     with (
         extension_wheel_build.exclusive_wheel(lock, one, "fetches or compiles", say),
         extension_wheel_build.incoming_folder() as folder,
     ):
         there = extension_wheel_build.find_wheel(lock, one)
-        if there and (there.sha256 == about.sha256 or recorded is None):
+        if there and (there.sha256 == about.sha256 or lock.recorded_wheel(one.name, key) is None):
             return there  # another process has fetched or compiled it meanwhile
         disk_space.require_free(folder, about.bytes, f"the wheel of {one.name}")
         wheel = folder / about.file

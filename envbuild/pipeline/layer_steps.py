@@ -15,16 +15,16 @@ from envbuild.image.image_naming import repository
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci import disk_space_needs, engine_load, layer_blobs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import ImageDescription, ImageToLoad, OciImage
-from envbuild.image.shared_extension_cache import SharedCache
+from envbuild.image.shared_extension_cache import SharedCache, WheelDescription
 from envbuild.lock import lock_file, wheel_conflicts
-from envbuild.lock.lock_entry_types import LockedExtension
+from envbuild.lock.lock_entry_types import LockedExtension, RecordedWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.model import Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import process_locks
-from envbuild.util.errors import BuildError, FileError, HashMismatch, LockError, NetworkError, some
+from envbuild.util.errors import BuildError, EnvbuildError, FileError, HashMismatch, LockError, NetworkError, some
 from envbuild.util.strict_and_canonical_json import canonical_digest
 from envbuild.util.untrusted_input_errors import Refusal
 from envbuild.util.yaml_and_project_paths import display
@@ -58,91 +58,133 @@ def find_or_compile_wheels(context: StepContext, recipe: Recipe, compile_one: Co
     """
     shared = recipe.lock.extensions and recipe.wheel_records != "ignore"
     cache = shared_extension_cache.configured_cache() if shared else None
-    return tuple(_find_or_compile(context, recipe, cache, one, compile_one) for one in recipe.lock.extensions)
+    wheels = _SharedWheels(context, cache) if cache else None
+    return tuple(_find_or_compile(context, recipe, wheels, one, compile_one) for one in recipe.lock.extensions)
 
 
 def _find_or_compile(
-    context: StepContext, recipe: Recipe, cache: SharedCache | None, one: LockedExtension, compile_one: CompileWheel
+    context: StepContext, recipe: Recipe, shared: _SharedWheels | None, one: LockedExtension, compile_one: CompileWheel
 ) -> BuiltWheel:
     lock = recipe.lock
     recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
     local = extension_wheel_build.find_wheel(lock, one)
     if local and (recorded is None or local.sha256 == recorded.sha256):
-        if cache and recipe.wheel_records == "write" and _lacks(context, cache, lock, one, local):
-            _store(context, cache, local)
+        if shared and recipe.wheel_records == "write":
+            shared.add_missing(lock, one, local)
         return local
-    if fetched := _fetched(context, lock, cache, one):
+    if shared and (fetched := shared.fetch(lock, one)):
         return fetched
     wheel = local or compile_one(one)
-    if recorded is None or wheel.sha256 == recorded.sha256:
-        _store(context, cache, wheel)
-        return wheel
+    differs = recorded is not None and wheel.sha256 != recorded.sha256
+    if recorded and differs:
+        _accept_different(context, recipe, shared, one, recorded, wheel)
+    if shared and (recipe.wheel_records == "write" or not differs):
+        shared.store(wheel)
+    return wheel
+
+
+def _accept_different(
+    context: StepContext,
+    recipe: Recipe,
+    shared: _SharedWheels | None,
+    one: LockedExtension,
+    recorded: RecordedWheel,
+    wheel: BuiltWheel,
+) -> None:
+    """Note that a wheel differs from the recorded one. Raises BuildError if the recipe requires the recorded one."""
     differs = f"the lock records the wheel {recorded.sha256[:12]} of {one.name}, but this machine has "
     differs += f"{wheel.sha256[:12]}, which was compiled from the same inputs"
     if recipe.wheel_records == "require":
         raise BuildError(
             differs,
-            hint=f"{_where_to_get(recipe, cache)}\n"
+            hint=f"{_where_to_get(recipe, shared)}\n"
             f"or record this machine's wheel, {wheel.path}: envbuild build {recipe.loaded.known} (without --locked)",
         )
     if recipe.wheel_records == "write":
         context.note(f"{differs}. The lock will record this wheel instead")
-        _store(context, cache, wheel)
     else:
         context.note(f"{differs}. This wheel is used")
-    return wheel
 
 
-def _where_to_get(recipe: Recipe, cache: SharedCache | None) -> str:
-    if cache is None:
+def _where_to_get(recipe: Recipe, shared: _SharedWheels | None) -> str:
+    if shared is None:
         return "set extensions.cache in config.yaml to a cache that has the recorded wheel"
     again = f"envbuild build {recipe.loaded.known} --no-cache"
-    return f"store the recorded wheel in {cache.where}: run {again} on a machine that has this wheel"
+    return f"store the recorded wheel in {shared.cache.where}: run {again} on a machine that has this wheel"
 
 
-def _fetched(context: StepContext, lock: Lock, cache: SharedCache | None, one: LockedExtension) -> BuiltWheel | None:
-    """Fetch a wheel from the shared cache. If that is not possible, report why, and return None."""
-    if cache is None:
-        return None
-    try:
-        show = build_downloads.show_download(context.progress)
-        wheel = shared_extension_cache.fetch_wheel(cache, lock, one, context.progress.say, show)
-    except CACHE_ERRORS as error:
-        refused = "is refused" if isinstance(error, Refusal) else "cannot be fetched"
-        context.note(f"{one.name}: the wheel in the shared cache {cache.where} {refused}: {error.message}")
-        return None
-    if wheel:
-        context.progress.say(f"{one.name}: fetched {wheel.path.name} from the shared cache {cache.where}")
-    return wheel
+class _SharedWheels:
+    """The shared cache while the wheels of one lock are looked for. A fault of the cache is noted once. A cache that
+    does not answer is not asked again, because each wait may be long."""
 
+    def __init__(self, context: StepContext, cache: SharedCache) -> None:
+        self.cache = cache
+        self._context = context
+        self._no_answer: NetworkError | None = None
 
-def _lacks(context: StepContext, cache: SharedCache, lock: Lock, one: LockedExtension, wheel: BuiltWheel) -> bool:
-    """Whether the shared cache does not have a wheel of this machine, for example because it was compiled before the
-    cache was set up. False, with a note, if the cache does not answer."""
-
-    def ask() -> str:
+    def fetch(self, lock: Lock, one: LockedExtension) -> BuiltWheel | None:
+        """Fetch a wheel: the recorded one, or without a record, any with the same inputs. If that is not possible, note
+        why, and return None."""
+        progress = self._context.progress
+        answer = self._ask(lock, one, lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one)))
+        if answer is None or isinstance(answer, FileError | NetworkError):
+            return None
         try:
-            return "present" if shared_extension_cache.find_description(cache, lock, one, wheel.recorded) else "missing"
-        except Refusal:
-            return "missing"  # a damaged entry is replaced
+            if isinstance(answer, Refusal):
+                raise answer
+            show = build_downloads.show_download(progress)
+            wheel = shared_extension_cache.fetch_wheel(self.cache, lock, one, answer, progress.say, show)
         except CACHE_ERRORS as error:
-            return error.message
+            refused = "is refused" if isinstance(error, Refusal) else "cannot be fetched"
+            self._context.note(
+                f"{one.name}: the wheel in the shared cache {self.cache.where} {refused}: {error.message}"
+            )
+            return None
+        progress.say(f"{one.name}: fetched {wheel.path.name} from the shared cache {self.cache.where}")
+        return wheel
 
-    (answer,) = parallel_tasks_with_time_limit.run_in_parallel([ask], CACHE_SECONDS)
-    if answer not in ("present", "missing"):
-        why = answer or f"no answer in {CACHE_SECONDS:.0f} s"
-        context.note(f"{one.name}: the shared cache {cache.where} cannot be used: {why}")
-    return answer == "missing"
+    def add_missing(self, lock: Lock, one: LockedExtension, wheel: BuiltWheel) -> None:
+        """Store a wheel of this machine if the cache lacks it, for example because it was compiled before the cache was
+        set up. If the cache does not answer soon, go on without it."""
+        answer = self._ask(lock, one, wheel.recorded, CACHE_SECONDS)
+        if answer is None or isinstance(answer, Refusal):  # a damaged entry is replaced
+            self.store(wheel)
 
+    def _ask(
+        self, lock: Lock, one: LockedExtension, recorded: RecordedWheel | None, seconds: float | None = None
+    ) -> WheelDescription | FileError | NetworkError | Refusal | None:
+        """Return the description of a wheel, or the error; None if the cache lacks the wheel. `seconds`: how long to
+        wait."""
+        if self._no_answer:
+            return self._no_answer
 
-def _store(context: StepContext, cache: SharedCache | None, wheel: BuiltWheel) -> None:
-    """Store a wheel in the shared cache. If that is not possible, report why: most users may only read the cache."""
-    if cache is not None:
-        context.progress.line(f"storing {wheel.path.name} in the shared cache")
+        def ask() -> list[WheelDescription | FileError | NetworkError | Refusal | None]:
+            try:
+                return [shared_extension_cache.find_description(self.cache, lock, one, recorded)]
+            except CACHE_ERRORS as error:
+                return [error]
+
+        answers = ask() if seconds is None else parallel_tasks_with_time_limit.run_in_parallel([ask], seconds)[0]
+        answer = answers[0] if answers else NetworkError(f"no answer in {seconds:.0f} s")
+        if isinstance(answer, NetworkError):
+            self._no_answer = answer
+        if isinstance(answer, FileError | NetworkError) and self._fault(answer) not in self._context.notes:
+            self._context.note(self._fault(answer))
+        return answer
+
+    def _fault(self, error: EnvbuildError) -> str:
+        return f"the shared cache {self.cache.where} cannot be used: {error.message}"
+
+    def store(self, wheel: BuiltWheel) -> None:
+        """Store a wheel. If that is not possible, note why: most users may only read the cache."""
+        if self._no_answer:
+            return
+        self._context.progress.line(f"storing {wheel.path.name} in the shared cache")
         try:
-            shared_extension_cache.store_wheel(cache, wheel)
+            shared_extension_cache.store_wheel(self.cache, wheel)
         except CACHE_ERRORS as error:
-            context.note(f"{wheel.name}: not stored in the shared cache {cache.where}: {error.message}")
+            if self._fault(error) not in self._context.notes:
+                self._context.note(f"{wheel.name}: not stored in the shared cache {self.cache.where}: {error.message}")
 
 
 def record_wheels(context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel]) -> None:

@@ -140,6 +140,8 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
     for one in found.extensions:
         if one.source != "cached":
             yield f"extension: {_extension_text(one, found.extension_cache)}"
+    for fault in dict.fromkeys(one.fault for one in found.extensions if one.fault):
+        yield f"shared cache: {found.extension_cache} cannot be used: {fault}"
     if found.registry:
         here = f"it is uploaded to {found.registry}, and audited and tested on {found.runner}"
         yield f"image: no engine can be used, so {here}"
@@ -155,9 +157,8 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
 def _extension_text(one: PlannedExtension, cache: str | None) -> str:
     if one.source == "fetched":
         return f"{one.name} will be fetched from the shared cache {cache}, {(one.bytes or 0) / 1e6:.0f} MB"
-    fault = f"; the shared cache {cache} cannot be used: {one.fault}" if one.fault else ""
     lacks = f"; the shared cache {cache} does not have it" if cache and not one.fault else ""
-    return f"{one.name} will be compiled{fault}{lacks}"
+    return f"{one.name} will be compiled{lacks}"
 
 
 _PROVABILITY = {

@@ -100,7 +100,9 @@ def fetch(cache: SharedCache, lock: Lock, shown: list[tuple[str, int]] | None = 
         if shown is not None:
             shown.append((file, count))
 
-    return shared_extension_cache.fetch_wheel(cache, lock, lock.extensions[0], lambda text: None, show)
+    one = lock.extensions[0]
+    found = shared_extension_cache.find_description(cache, lock, one, lock.recorded_wheel(one.name, key(lock)))
+    return shared_extension_cache.fetch_wheel(cache, lock, one, found, lambda text: None, show) if found else None
 
 
 def acts(cache: SharedCache, lock: Lock, wheel: BuiltWheel) -> list[Callable[[], object]]:

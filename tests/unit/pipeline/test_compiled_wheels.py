@@ -313,7 +313,7 @@ def test_a_wheel_of_this_machine_does_not_wait_for_the_shared_cache(
     monkeypatch.setattr(shared_extension_cache, "find_description", lambda *_: time.sleep(60))
     site.shown.clear()
     assert site.build() == wheel
-    assert site.notes == [f"kernels: the shared cache {shared} cannot be used: no answer in 0 s"]
+    assert site.notes == [f"the shared cache {shared} cannot be used: no answer in 0 s"]
 
 
 # a shared cache that cannot be used
@@ -336,10 +336,32 @@ def test_a_refused_entry_is_reported_and_the_wheel_is_compiled(site: Site) -> No
 def test_an_unreachable_cache_only_warns(site: Site, cache: str) -> None:
     configure(f'extensions: {{cache: "{cache}"}}\n')
     assert site.build()
-    first, second, third = site.notes
-    assert first.startswith(f"kernels: the wheel in the shared cache {cache} cannot be fetched: ")
-    assert second.startswith(f"kernels: not stored in the shared cache {cache}: ")
-    assert third.startswith("recorded in")
+    first, second = site.notes
+    assert first.startswith(f"the shared cache {cache} cannot be used: ")
+    assert second.startswith("recorded in")
+
+
+def with_two_extensions(site: Site) -> Lock:
+    (kernels,) = site.lock.extensions
+    return replace(site.lock, extensions=(kernels, replace(kernels, name="second", env={"A": "1"})))
+
+
+@pytest.mark.parametrize("cache", ["/nowhere/extensions", "127.0.0.1:1/extensions"])
+def test_a_cache_that_cannot_be_used_is_noted_once(site: Site, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(f'extensions: {{cache: "{cache}"}}\n')
+    asked, find = list[str](), shared_extension_cache.find_description
+
+    def note(cache: Any, lock: Lock, one: Any, recorded: Any) -> Any:
+        asked.append(one.name)
+        return find(cache, lock, one, recorded)
+
+    monkeypatch.setattr(shared_extension_cache, "find_description", note)
+    wheel, context = compile_kernels(site.lock), StepContext(site.shown.append)
+    site.machine("b")
+    recipe = Recipe(site.loaded, plan_resolver.resolve(site.loaded), with_two_extensions(site), "write")
+    found = layer_steps.find_or_compile_wheels(context, recipe, lambda one: replace(wheel, name=one.name))
+    assert [one.name for one in found] == ["kernels", "second"] and len(site.notes) == 1
+    assert asked == (["kernels", "second"] if cache.startswith("/") else ["kernels"]), "a registry may keep it waiting"
 
 
 def test_a_rebuild_does_not_use_the_shared_cache(site: Site) -> None:
@@ -430,8 +452,6 @@ def test_the_preflight_names_the_fault_of_the_cache(site: Site, monkeypatch: pyt
         (PlannedExtension("k", "compiled"), None, "extension: k will be compiled"),
         (PlannedExtension("k", "compiled"), "/s",
          "extension: k will be compiled; the shared cache /s does not have it"),
-        (PlannedExtension("k", "compiled", fault="gone"), "/s",
-         "extension: k will be compiled; the shared cache /s cannot be used: gone"),
         (PlannedExtension("k", "fetched", 38_000_000), "/s",
          "extension: k will be fetched from the shared cache /s, 38 MB"),
         (PlannedExtension("k", "cached"), "/s", None),
@@ -443,6 +463,16 @@ def test_the_lines_of_the_preflight(one: PlannedExtension, cache: str | None, li
     )
     lines = [text for text in preflight_report.preflight_lines(found) if text.startswith("extension")]
     assert lines == ([line] if line else [])
+
+
+def test_the_preflight_names_a_fault_of_the_cache_once() -> None:
+    """Also if the wheel comes from this machine, because the cache may have the recorded one."""
+    extensions = (PlannedExtension("k", "compiled", fault="gone"), PlannedExtension("l", "cached", fault="gone"))
+    found = preflight_report.Preflight(
+        "p", "", (), 1, "local", None, (), None, None, True, 0, 0, False, 0, None, "possible", (), extensions, "/s"
+    )
+    lines = [text for text in preflight_report.preflight_lines(found) if "k " in text or "cache" in text]
+    assert lines == ["extension: k will be compiled", "shared cache: /s cannot be used: gone"]
 
 
 def test_the_document_of_a_dry_run_has_the_extensions(site: Site) -> None:
