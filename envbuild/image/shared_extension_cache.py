@@ -24,6 +24,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol
@@ -81,6 +82,10 @@ class SharedCache(Protocol):
         """Yield the content of a wheel, which is not checked. It may have more bytes than its description states."""
         ...
 
+    def has_wheel(self, key: str, about: WheelDescription) -> bool:
+        """Whether the cache has the wheel of a description. False if it is damaged and `store` can replace it."""
+        ...
+
     def store(self, key: str, about: bytes, wheel: BuiltWheel) -> None:
         """Store a wheel and its description. Readers see the whole entry or nothing."""
         ...
@@ -124,6 +129,15 @@ class SharedFolder:
             while block := stream.read(_BLOCK):
                 yield block
 
+    def has_wheel(self, key: str, about: WheelDescription) -> bool:
+        with _file_errors(self.folder):
+            try:
+                with _opened(self._entries(key) / f"{about.sha256}.whl") as stream:
+                    same_size = os.fstat(stream.fileno()).st_size == about.bytes
+                    return same_size and hashlib.file_digest(stream, "sha256").hexdigest() == about.sha256
+            except (FileNotFoundError, Refusal):
+                return False
+
     def store(self, key: str, about: bytes, wheel: BuiltWheel) -> None:
         with _file_errors(self.folder):
             if not self.folder.is_dir():
@@ -162,6 +176,9 @@ class SharedRepository:
 
     def wheel_blocks(self, key: str, about: WheelDescription) -> Iterator[bytes]:
         return self._place.unchecked_blocks(f"sha256:{about.sha256}", 0, about.bytes)
+
+    def has_wheel(self, key: str, about: WheelDescription) -> bool:
+        return self._place.has_blob(f"sha256:{about.sha256}")  # the registry compared it with its digest
 
     def store(self, key: str, about: bytes, wheel: BuiltWheel) -> None:
         digest, size = f"sha256:{wheel.sha256}", wheel.path.stat().st_size
@@ -338,7 +355,7 @@ def _names(folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
+def _opened(file: Path) -> Iterator[BufferedReader]:
     """Open a regular file. Raises Refusal for anything else: a link could lead to any file of this machine, and a read
     of a pipe could wait forever."""
     try:

@@ -145,10 +145,18 @@ class _SharedWheels:
 
     def add_missing(self, lock: Lock, one: LockedExtension, wheel: BuiltWheel) -> None:
         """Store a wheel of this machine if the cache lacks it, for example because it was compiled before the cache was
-        set up. If the cache does not answer soon, go on without it."""
+        set up, or if its entry is damaged. If the cache does not answer soon, go on without it."""
         answer = self._ask(lock, one, wheel.recorded, CACHE_SECONDS)
-        if answer is None or isinstance(answer, Refusal):  # a damaged entry is replaced
-            self.store(wheel)
+        if isinstance(answer, FileError | NetworkError):
+            return
+        try:
+            # Not limited in time: the whole wheel is read from a folder.
+            if isinstance(answer, WheelDescription) and self.cache.has_wheel(wheel.key, answer):
+                return
+        except (FileError, NetworkError) as error:
+            self._note_fault(error)
+            return
+        self.store(wheel)
 
     def _ask(
         self, lock: Lock, one: LockedExtension, recorded: RecordedWheel | None, seconds: float | None = None
@@ -168,9 +176,13 @@ class _SharedWheels:
         answer = answers[0] if answers else NetworkError(f"no answer in {seconds:.0f} s")
         if isinstance(answer, NetworkError):
             self._no_answer = answer
-        if isinstance(answer, FileError | NetworkError) and self._fault(answer) not in self._context.notes:
-            self._context.note(self._fault(answer))
+        if isinstance(answer, FileError | NetworkError):
+            self._note_fault(answer)
         return answer
+
+    def _note_fault(self, error: FileError | NetworkError) -> None:
+        if self._fault(error) not in self._context.notes:
+            self._context.note(self._fault(error))
 
     def _fault(self, error: EnvbuildError) -> str:
         return f"the shared cache {self.cache.where} cannot be used: {error.message}"

@@ -82,6 +82,13 @@ class Repository:
                 raise Refusal("too-large", f"the blob {digest} is larger than {limit} bytes")
         return bytes(found)
 
+    def has_blob(self, digest: str) -> bool:
+        """Whether the registry has a blob. Its content is not fetched."""
+        answer = self._access.send("HEAD", f"{self._url}/blobs/{digest}", self._scope("pull"), headers={})
+        self._require(answer, (200, 404), f"does not return blobs/{digest}")
+        registry_http_and_auth.finish(answer)
+        return answer.status_code == 200
+
     def blocks(self, digest: str) -> Generator[bytes, None, None]:
         """A blob of any size, in blocks. Raises Refusal after the last block if the blob does not match its digest."""
         seen = hashlib.sha256()

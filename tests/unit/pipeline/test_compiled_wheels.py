@@ -15,6 +15,7 @@ from envbuild.image.build_records import Record
 from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
+from envbuild.image.shared_extension_cache import WheelDescription
 from envbuild.lock import lock_creation_and_update, lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import (
@@ -303,6 +304,45 @@ def test_a_wheel_compiled_before_the_cache_was_set_up_is_stored_later(site: Site
     before = file.stat().st_ino
     site.build()
     assert file.stat().st_ino == before, "it is not stored twice"
+
+
+@pytest.mark.parametrize("damaged", [b"", b"damaged"])
+def test_a_damaged_wheel_in_a_folder_is_replaced(site: Site, damaged: bytes) -> None:
+    shared = site.share()
+    wheel = site.build()
+    (file,) = shared.rglob("*.whl")
+    content = file.read_bytes()
+    file.write_bytes(damaged + content[len(damaged) or 1 :])  # shorter, or of the same size
+    assert site.build() == wheel
+    assert file.read_bytes() == content
+
+
+def test_a_missing_wheel_in_a_registry_is_stored_again(site: Site) -> None:
+    with serving(Registry()) as registry:
+        configure(f'extensions: {{cache: "{registry.host}/extensions"}}\n')
+        wheel = site.build()
+        content = registry.blobs.pop(f"sha256:{wheel.sha256}")
+        assert site.build() == wheel
+        assert registry.blobs[f"sha256:{wheel.sha256}"] == content
+
+
+def test_a_wheel_that_cannot_be_read_only_warns(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(file: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    shared = site.share()
+    wheel = site.build()
+    monkeypatch.setattr(Path, "is_symlink", denied)  # root may read everything
+    monkeypatch.setattr(shared_extension_cache, "find_description", lambda *_: described(wheel))
+    site.shown.clear()
+    assert site.build() == wheel
+    (note,) = site.notes
+    assert note == f"the shared cache {shared} cannot be used: {shared / wheel.key}: Permission denied"
+
+
+def described(wheel: BuiltWheel) -> WheelDescription:
+    text = (wheel.path.parent / extension_wheel_build.ABOUT).read_text(encoding="utf-8")
+    return WheelDescription.model_validate_json(text)
 
 
 def test_a_wheel_of_this_machine_does_not_wait_for_the_shared_cache(
