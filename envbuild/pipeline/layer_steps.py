@@ -50,63 +50,81 @@ def compiled_wheels(context: StepContext, recipe: Recipe) -> tuple[BuiltWheel, .
 
 
 def find_or_compile_wheels(context: StepContext, recipe: Recipe, compile_one: CompileWheel) -> tuple[BuiltWheel, ...]:
-    """Return the wheels of a lock's extensions: the one that the lock records, from this machine's cache or the shared
-    cache; otherwise any wheel with the same inputs from these two; otherwise a new one, which the shared cache gets.
-    The shared cache is not used if the recipe ignores records: a rebuild must not depend on it.
+    """Return the wheels of a lock's extensions, and record them in the lock file if the recipe says so.
+
+    A wheel is the one that the lock records, from this machine's cache or the shared cache; otherwise any wheel with
+    the same inputs from these two; otherwise a new one, which the shared cache gets. The shared cache is not used if
+    the recipe ignores records: a rebuild must not depend on it.
 
     Raises BuildError if a wheel differs from the one that the lock records, and the recipe requires that one.
     """
     shared = recipe.lock.extensions and recipe.wheel_records != "ignore"
     cache = shared_extension_cache.configured_cache() if shared else None
     wheels = _SharedWheels(context, cache) if cache else None
-    return tuple(_find_or_compile(context, recipe, wheels, one, compile_one) for one in recipe.lock.extensions)
+    found = [_find_or_compile(context, recipe, wheels, one, compile_one) for one in recipe.lock.extensions]
+    record_wheels(context, recipe, [record for _, record in found])
+    return tuple(wheel for wheel, _ in found)
 
 
 def _find_or_compile(
     context: StepContext, recipe: Recipe, shared: _SharedWheels | None, one: LockedExtension, compile_one: CompileWheel
-) -> BuiltWheel:
+) -> tuple[BuiltWheel, RecordedWheel]:
+    """Return the wheel of an extension, and the record that the lock is to have of it."""
     lock = recipe.lock
     recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
     local = extension_wheel_build.find_wheel(lock, one)
     if local and (recorded is None or local.sha256 == recorded.sha256):
         if shared and recipe.wheel_records == "write":
             shared.add_missing(lock, one, local)
-        return local
-    if shared and (fetched := shared.fetch(lock, one)):
-        return fetched
+        return local, local.recorded
+    fetched = shared.fetch(lock, one) if shared else None
+    if isinstance(fetched, BuiltWheel):
+        return fetched, fetched.recorded
     wheel = local or compile_one(one)
-    differs = recorded is not None and wheel.sha256 != recorded.sha256
-    if recorded and differs:
-        _accept_different(context, recipe, shared, one, recorded, wheel)
-    if shared and (recipe.wheel_records == "write" or not differs):
+    if recorded is None or wheel.sha256 == recorded.sha256:
+        record = wheel.recorded
+    else:
+        record = _accept_different(context, recipe, shared, fetched, recorded, wheel)
+    if shared and record == wheel.recorded:
         shared.store(wheel)
-    return wheel
+    return wheel, record
 
 
 def _accept_different(
     context: StepContext,
     recipe: Recipe,
     shared: _SharedWheels | None,
-    one: LockedExtension,
+    fault: FileError | NetworkError | None,
     recorded: RecordedWheel,
     wheel: BuiltWheel,
-) -> None:
-    """Note that a wheel differs from the recorded one. Raises BuildError if the recipe requires the recorded one."""
-    differs = f"the lock records the wheel {recorded.sha256[:12]} of {one.name}, but this machine has "
+) -> RecordedWheel:
+    """Note that a wheel differs from the recorded one, and return the record that the lock is to have. If a `fault` of
+    the shared cache is why the recorded wheel is not used, the lock keeps its record: the cache may have this wheel.
+    Raises BuildError if the recipe requires the recorded wheel."""
+    differs = f"the lock records the wheel {recorded.sha256[:12]} of {wheel.name}, but this machine has "
     differs += f"{wheel.sha256[:12]}, which was compiled from the same inputs"
     if recipe.wheel_records == "require":
         raise BuildError(
             differs,
-            hint=f"{_where_to_get(recipe, shared)}\n"
+            hint=f"{_where_to_get(recipe, shared, fault)}\n"
             f"or record this machine's wheel, {wheel.path}: envbuild build {recipe.loaded.known} (without --locked)",
         )
-    if recipe.wheel_records == "write":
-        context.note(f"{differs}. The lock will record this wheel instead")
-    else:
+    if recipe.wheel_records == "ignore":
         context.note(f"{differs}. This wheel is used")
+        return recorded
+    if fault:
+        context.note(
+            f"{differs}. This image has this machine's wheel, and the lock keeps its record, because the shared cache "
+            f"may have the recorded wheel; once it can be used: envbuild build {recipe.loaded.known}"
+        )
+        return recorded
+    context.note(f"{differs}. The lock will record this wheel instead")
+    return wheel.recorded
 
 
-def _where_to_get(recipe: Recipe, shared: _SharedWheels | None) -> str:
+def _where_to_get(recipe: Recipe, shared: _SharedWheels | None, fault: FileError | NetworkError | None) -> str:
+    if fault:
+        return f"correct this first, because the shared cache may have the recorded wheel: {fault.message}"
     if shared is None:
         return "set extensions.cache in config.yaml to a cache that has the recorded wheel"
     again = f"envbuild build {recipe.loaded.known} --no-cache"
@@ -122,13 +140,13 @@ class _SharedWheels:
         self._context = context
         self._no_answer: NetworkError | None = None
 
-    def fetch(self, lock: Lock, one: LockedExtension) -> BuiltWheel | None:
-        """Fetch a wheel: the recorded one, or without a record, any with the same inputs. If that is not possible, note
-        why, and return None."""
+    def fetch(self, lock: Lock, one: LockedExtension) -> BuiltWheel | FileError | NetworkError | None:
+        """Fetch a wheel: the recorded one, or without a record, any with the same inputs. Return None if the cache does
+        not have it. If it cannot be fetched or is refused, note why; return the error if the cache may have it."""
         progress = self._context.progress
         answer = self._ask(lock, one, lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one)))
         if answer is None or isinstance(answer, FileError | NetworkError):
-            return None
+            return answer
         try:
             if isinstance(answer, Refusal):
                 raise answer
@@ -139,7 +157,7 @@ class _SharedWheels:
             self._context.note(
                 f"{one.name}: the wheel in the shared cache {self.cache.where} {refused}: {error.message}"
             )
-            return None
+            return None if isinstance(error, Refusal) else error
         progress.say(f"{one.name}: fetched {wheel.path.name} from the shared cache {self.cache.where}")
         return wheel
 
@@ -199,11 +217,10 @@ class _SharedWheels:
                 self._context.note(f"{wheel.name}: not stored in the shared cache {self.cache.where}: {error.message}")
 
 
-def record_wheels(context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel]) -> None:
+def record_wheels(context: StepContext, recipe: Recipe, rows: Sequence[RecordedWheel]) -> None:
     """Record the wheels of a lock's extensions in the lock file, if the recipe says so and they are not recorded yet.
     The lock of a shipped profile is not changed."""
-    rows = tuple(wheel.recorded for wheel in wheels)
-    if recipe.wheel_records != "write" or rows == recipe.lock.compiled:
+    if recipe.wheel_records != "write" or tuple(rows) == recipe.lock.compiled:
         return
     file = recipe.loaded.lock_file
     if not file.exists():
@@ -232,7 +249,7 @@ def record_wheels_of_image(context: StepContext, recipe: Recipe, image_id: str) 
     wheels = tuple(filter(None, found))
     inside = {one.sha256 for record in build_records.all_records(image_id) for one in record.extensions}
     if {wheel.sha256 for wheel in wheels} == inside:
-        record_wheels(context, recipe, wheels)
+        record_wheels(context, recipe, [wheel.recorded for wheel in wheels])
 
 
 def require_describable_image(context: StepContext, lock: Lock) -> None:

@@ -30,7 +30,6 @@ def write_image(context: StepContext, recipe: Recipe, *, no_cache: bool) -> tupl
     is not compiled."""
     lock = recipe.lock
     wheels = layer_steps.compiled_wheels(context, recipe)
-    layer_steps.record_wheels(context, recipe, wheels)
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     disk_space_needs.require_disk_space(None, lock)
     written = context.step("build", layer_steps.write_layers, context, recipe.plan, lock, wheels, again=no_cache)

@@ -88,9 +88,7 @@ class Site:
         self.monkeypatch.setattr(
             image_steps, "_compile_extension", lambda context, recipe, one: compile_kernels(recipe.lock)
         )
-        wheels = context.step("extensions", image_steps.compile_extensions, context, recipe)
-        layer_steps.record_wheels(context, recipe, wheels)
-        return wheels[0]
+        return context.step("extensions", image_steps.compile_extensions, context, recipe)[0]
 
     def without_engine(self, wheel_records: WheelRecords = "require") -> BuiltWheel:
         context = StepContext(self.shown.append)
@@ -143,7 +141,7 @@ def test_a_lock_of_another_folder_is_not_changed(site: Site) -> None:
     elsewhere = replace(site.loaded, name="other")
     context = StepContext(site.shown.append)
     recipe = Recipe(elsewhere, plan_resolver.resolve(site.loaded), site.lock, "write")
-    layer_steps.record_wheels(context, recipe, [compile_kernels(site.lock)])
+    layer_steps.record_wheels(context, recipe, [compile_kernels(site.lock).recorded])
     assert not elsewhere.lock_file.exists() and site.lock.compiled == ()
     (note,) = site.notes
     assert "other.lock.yaml does not exist" in note and "envbuild lock" in note
@@ -267,6 +265,37 @@ def test_without_locked_a_different_wheel_is_recorded_and_reported(site: Site, a
         f"recorded in profiles/sample.lock.yaml: {FILE} {wheel.sha256[:12]}",
     ]
     assert [path.stem for path in shared.rglob("*.whl")] == [wheel.sha256]
+
+
+@pytest.mark.parametrize("at_hand", ["cached", "compiled"])
+@pytest.mark.parametrize("cache", ["/nowhere/extensions", "127.0.0.1:1/extensions"])
+def test_a_record_is_kept_if_the_shared_cache_cannot_be_used(site: Site, at_hand: str, cache: str) -> None:
+    """The cache may have the recorded wheel."""
+    recorded = differing(site, at_hand)
+    configure(f'extensions: {{cache: "{cache}"}}\n')
+    before = site.loaded.lock_file.read_bytes()
+    wheel = site.build()
+    assert wheel.sha256 != recorded and site.loaded.lock_file.read_bytes() == before
+    first, second = site.notes
+    assert first.startswith(f"the shared cache {cache} cannot be used: ")
+    assert second == (
+        f"the lock records the wheel {recorded[:12]} of kernels, but this machine has {wheel.sha256[:12]}, which was "
+        "compiled from the same inputs. This image has this machine's wheel, and the lock keeps its record, because "
+        f"the shared cache may have the recorded wheel; once it can be used: envbuild build {site.loaded.known}"
+    )
+    with pytest.raises(BuildError) as caught:
+        site.build("require")
+    assert str(caught.value.hint).startswith("correct this first, because the shared cache may have the recorded wheel")
+
+
+def test_a_record_is_kept_if_the_wheel_cannot_be_fetched(site: Site) -> None:
+    with serving(Registry()) as registry:
+        configure(f'extensions: {{cache: "{registry.host}/extensions"}}\n')
+        recorded = differing(site, "compiled")
+        del registry.blobs[f"sha256:{recorded}"]
+        assert site.build().sha256 != recorded
+        assert site.lock.compiled[0].sha256 == recorded
+        assert "cannot be fetched" in site.notes[0] and "the lock keeps its record" in site.notes[1]
 
 
 def test_verify_uses_a_different_wheel_and_reports_it(site: Site) -> None:
@@ -398,7 +427,7 @@ def test_a_cache_that_cannot_be_used_is_noted_once(site: Site, cache: str, monke
     monkeypatch.setattr(shared_extension_cache, "find_description", note)
     wheel, context = compile_kernels(site.lock), StepContext(site.shown.append)
     site.machine("b")
-    recipe = Recipe(site.loaded, plan_resolver.resolve(site.loaded), with_two_extensions(site), "write")
+    recipe = Recipe(site.loaded, plan_resolver.resolve(site.loaded), with_two_extensions(site), "require")
     found = layer_steps.find_or_compile_wheels(context, recipe, lambda one: replace(wheel, name=one.name))
     assert [one.name for one in found] == ["kernels", "second"] and len(site.notes) == 1
     assert asked == (["kernels", "second"] if cache.startswith("/") else ["kernels"]), "a registry may keep it waiting"
