@@ -34,12 +34,14 @@ class ProofMachine:
 @dataclass(frozen=True)
 class PlannedExtension:
     """Where the wheel of an extension will come from: the cache of this machine, the shared cache, or a compilation.
-    `fault`: why the shared cache cannot be used."""
+    `refused`: `--locked` will refuse the wheel of this machine. `fault`: why the shared cache cannot be used.
+    `required_sha256`: the only wheel that `--locked` accepts, if the wheel is refused or must be compiled."""
 
     name: str
-    source: Literal["cached", "fetched", "compiled"]
+    source: Literal["cached", "fetched", "compiled", "refused"]
     bytes: int | None = None
     fault: str | None = None
+    required_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,11 @@ def _extension_text(one: PlannedExtension, cache: str | None) -> str:
     if one.source == "fetched":
         return f"{one.name} will be fetched from the shared cache {cache}, {(one.bytes or 0) / 1e6:.0f} MB"
     lacks = f"; the shared cache {cache} does not have it" if cache and not one.fault else ""
-    return f"{one.name} will be compiled{lacks}"
+    required = f"the recorded wheel {(one.required_sha256 or '')[:12]}"
+    if one.source == "refused":
+        return f"{one.name} will be refused: this machine's wheel differs, and --locked requires {required}{lacks}"
+    only = f"; --locked accepts only {required}" if one.required_sha256 else ""
+    return f"{one.name} will be compiled{lacks}{only}"
 
 
 _PROVABILITY = {

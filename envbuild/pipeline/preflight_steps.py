@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from envbuild.doctor import nvml_reader, parallel_tasks_with_time_limit
 from envbuild.doctor.machine_readings import GpuReading
@@ -120,7 +121,7 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight_report.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     cache = shared_extension_cache.configured_cache() if lock and lock.extensions and not built else None
-    extensions = () if lock is None or built else _plan_extensions(lock, cache)
+    extensions = () if lock is None or built else _plan_extensions(lock, cache, options)
     compiling = any(one.source == "compiled" for one in extensions)
     fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
     if fetch is not None:
@@ -198,15 +199,19 @@ def _missing_gpus(
     return None
 
 
-def _plan_extensions(lock: Lock, cache: SharedCache | None) -> tuple[PlannedExtension, ...]:
+def _plan_extensions(lock: Lock, cache: SharedCache | None, options: Options) -> tuple[PlannedExtension, ...]:
     """Find out where the wheels of a lock's extensions will come from. A shared cache that does not answer in time
     counts as one that cannot be used."""
     planned, asked = dict[str, PlannedExtension](), list[LockedExtension]()
     for one in lock.extensions:
         recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
         local = extension_wheel_build.find_wheel(lock, one)
+        accepted = local is not None and (recorded is None or local.sha256 == recorded.sha256)
         planned[one.name] = PlannedExtension(one.name, "cached" if local else "compiled")
-        if cache and not (local and (recorded is None or local.sha256 == recorded.sha256)):
+        if recorded and not accepted and options.wheel_records == "require":
+            source: Literal["refused", "compiled"] = "refused" if local else "compiled"
+            planned[one.name] = PlannedExtension(one.name, source, required_sha256=recorded.sha256)
+        if cache and not accepted:
             asked.append(one)
     if cache and asked:
         tasks = [partial(_plan_fetch, cache, lock, one, planned[one.name]) for one in asked]

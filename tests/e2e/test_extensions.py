@@ -213,6 +213,7 @@ def test_one_machine_compiles_for_a_team(
             other.change(name, extensions=[{**repository.entry(), "git": "file:///nowhere"}])
             preview = other.run("make", name, "--dry-run", "--json").document
             row = {"name": "kernels", "source": "fetched", "bytes": record["bytes"], "fault": None}
+            row["required_sha256"] = None
             assert (preview["extensions"], preview["extension_cache"]) == ([row], cache)
             done = build(other, name, "--locked")
             assert steps(done)["extensions"] is True and f"from the shared cache {cache}" in done.stderr

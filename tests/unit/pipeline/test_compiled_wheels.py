@@ -477,8 +477,9 @@ def test_a_folder_that_may_only_be_read_only_warns(site: Site, monkeypatch: pyte
 # the preflight
 
 
-def planned(site: Site) -> PlannedExtension:
-    (found,) = preflight_steps._plan_extensions(site.lock, shared_extension_cache.configured_cache())
+def planned(site: Site, *, locked: bool = False) -> PlannedExtension:
+    cache = shared_extension_cache.configured_cache()
+    (found,) = preflight_steps._plan_extensions(site.lock, cache, Options(locked=locked))
     return found
 
 
@@ -495,6 +496,17 @@ def test_the_preflight_says_where_a_wheel_will_come_from(site: Site) -> None:
     assert planned(site).source == "fetched", "this machine has a different wheel than the lock records"
     configure("")
     assert planned(site).source == "cached"
+
+
+@pytest.mark.parametrize("at_hand", ["cached", "compiled"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_preflight_announces_that_locked_requires_another_wheel(site: Site, at_hand: str, is_shared: bool) -> None:
+    recorded = differing(site, at_hand)
+    if is_shared:
+        site.share()
+    assert planned(site) == PlannedExtension("kernels", "cached" if at_hand == "cached" else "compiled")
+    source: Any = "refused" if at_hand == "cached" else "compiled"
+    assert planned(site, locked=True) == PlannedExtension("kernels", source, required_sha256=recorded)
 
 
 def test_the_preflight_does_not_wait_for_a_cache_that_hangs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,6 +536,11 @@ def test_the_preflight_names_the_fault_of_the_cache(site: Site, monkeypatch: pyt
         (PlannedExtension("k", "fetched", 38_000_000), "/s",
          "extension: k will be fetched from the shared cache /s, 38 MB"),
         (PlannedExtension("k", "cached"), "/s", None),
+        (PlannedExtension("k", "compiled", required_sha256="a" * 64), None,
+         "extension: k will be compiled; --locked accepts only the recorded wheel aaaaaaaaaaaa"),
+        (PlannedExtension("k", "refused", fault="gone", required_sha256="a" * 64), "/s",
+         "extension: k will be refused: this machine's wheel differs, and --locked requires the recorded wheel "
+         "aaaaaaaaaaaa"),
     ],
 )  # fmt: skip
 def test_the_lines_of_the_preflight(one: PlannedExtension, cache: str | None, line: str | None) -> None:
@@ -550,7 +567,7 @@ def test_the_document_of_a_dry_run_has_the_extensions(site: Site) -> None:
     site.machine("b")
     document = envbuild("make", "sample", "--dry-run", "--json").document
     size = wheel.path.stat().st_size
-    row = {"name": "kernels", "source": "fetched", "bytes": size, "fault": None}
+    row = {"name": "kernels", "source": "fetched", "bytes": size, "fault": None, "required_sha256": None}
     assert (document["extensions"], document["extension_cache"]) == ([row], str(shared))
     configure("")
     without = envbuild("make", "sample", "--dry-run", "--json").document
