@@ -111,7 +111,10 @@ def compute_without_engine(loaded: LoadedProfile) -> Status:
     record, proofs = proved[0] if proved else (None, ())
     image = lock_image_lookup_and_recipe.recorded_image(record) if record else None
     built = image is not None
-    reasons = profile_proofs_and_image_states.reasons_not_verified(name, locked, stale, proofs, built=built)
+    other = lock_image_lookup_and_recipe.built_differently(locked) if locked and not built else None
+    reasons = profile_proofs_and_image_states.reasons_not_verified(
+        name, locked, stale, proofs, built=built, built_differently=other
+    )
     state: ImageState = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
     command = profile_proofs_and_image_states.next_command(state, loaded, proofs)
     if state == "verified":  # the next command would need an engine
@@ -129,9 +132,9 @@ def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale:
     image = lock_image_lookup_and_recipe.existing_image(engine, locked) if locked else None
     proofs = profile_proofs_and_image_states.proofs_of(image.id, name, profile, locked) if locked and image else ()
     built = image is not None
-    older = not built and locked is not None and lock_image_lookup_and_recipe.older_image(engine, locked) is not None
+    other = lock_image_lookup_and_recipe.built_differently(locked, engine) if locked and not built else None
     reasons = profile_proofs_and_image_states.reasons_not_verified(
-        name, locked, stale, proofs, built=built, older=older
+        name, locked, stale, proofs, built=built, built_differently=other
     )
     state: ImageState = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
     tag = _tag(engine, name, tags, image, state == "verified", locked)

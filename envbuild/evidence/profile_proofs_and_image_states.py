@@ -132,16 +132,23 @@ def image_state(proofs: Sequence[Proof], *, built: bool, stale: bool) -> ImageSt
 
 
 def reasons_not_verified(
-    name: str, lock: Lock | None, stale: Sequence[str], proofs: Sequence[Proof], *, built: bool, older: bool = False
+    name: str,
+    lock: Lock | None,
+    stale: Sequence[str],
+    proofs: Sequence[Proof],
+    *,
+    built: bool,
+    built_differently: str | None = None,
 ) -> list[Reason]:
     """Return the reasons why a profile's image is not verified, apart from those about tags. `stale`: the parts of the
-    lock that no longer match the profile. `older`: whether an older envbuild built an image of the lock."""
+    lock that no longer match the profile. `built_differently`: how an image of the lock was built that does not
+    count."""
     reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in stale]
     reasons += [Reason("evidence", reason(name, proof)) for proof in proofs if proof.state != "proved"]
     if lock is None:
         reasons.append(Reason("lock", "never locked"))
     elif not built:
-        missing = "built by an older envbuild: make it again" if older else "no image was built from its lock"
+        missing = f"{built_differently}: make it again" if built_differently else "no image was built from its lock"
         reasons.append(Reason("image", missing))
     return reasons
 

@@ -378,8 +378,8 @@ def existing(
             hint=f"run: envbuild make {loaded.known}, or: envbuild test {loaded.known} --record",
         )
     if image is None:
-        older = lock_image_lookup_and_recipe.older_image(images.engine, lock)
-        state = "was built by an older envbuild" if older else "is not built"
+        other = lock_image_lookup_and_recipe.built_differently(lock, images.engine)
+        state = f"was {other}" if other else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild build {loaded.known}")
     return lock, image
 

@@ -312,8 +312,8 @@ def _proved(context: StepContext, name: str) -> _ProvedImage:
     models = profile_proofs_and_image_states.models_to_prove(loaded.profile)
     records = lock_image_lookup_and_recipe.matching_records(lock)
     if not records:
-        older = any(lock_image_lookup_and_recipe.older_records(lock))
-        state = "was built by an older envbuild" if older else "is not built"
+        other = lock_image_lookup_and_recipe.built_differently(lock)
+        state = f"was {other}" if other else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild make {loaded.known}")
     proved, missing = list[_ProvedImage](), list[str]()
     for record in records:

@@ -140,17 +140,17 @@ def existing_image(engine: Engine, lock: Lock) -> Image | None:
     return next(_images(engine, matching_records(lock)), None)
 
 
-def older_image(engine: Engine, lock: Lock) -> Image | None:
-    """Return an image of this lock in the engine that was built from a different recipe, for example by an older
-    envbuild."""
-    return next(_images(engine, older_records(lock)), None)
-
-
-def older_records(lock: Lock) -> Iterator[Record]:
-    """Yield the records of images that were built from the lock, but from a different recipe."""
-    for record in build_records.all_records():
-        if record.lock == lock.id and not _has_recipe(record, lock):
-            yield record
+def built_differently(lock: Lock, engine: Engine | None = None) -> str | None:
+    """Return how an image was built from the lock that does not count as its image: from a different recipe, for
+    example by an older envbuild, or with a different compiled wheel. None if there is no such image, in the engine or,
+    without one, in the build records."""
+    records = [one for one in build_records.all_records() if one.lock == lock.id and not matches(one, lock)]
+    wheel = "built with a different compiled wheel than the lock records"
+    for is_older, text in ((False, wheel), (True, "built by an older envbuild")):
+        found = [one for one in records if _has_recipe(one, lock) is not is_older]
+        if found and (engine is None or next(_images(engine, found), None)):
+            return text
+    return None
 
 
 def recorded_image(record: Record) -> Image:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from envbuild.evidence import image_status
 from envbuild.image import build_records, extension_wheel_build, registry_push, shared_extension_cache
 from envbuild.image.build_records import Record
 from envbuild.image.engine_endpoint_and_errors import UnusableEngine
@@ -171,7 +172,25 @@ def test_an_image_with_another_wheel_than_the_recorded_does_not_count(site: Site
     outdated = replace(lock, compiled=(replace(wheel.recorded, sha256=sha("other"), key=sha("other")),))
     for one, expected in ((lock, [record]), (other, []), (outdated, [record])):
         assert lock_image_lookup_and_recipe.matching_records(one) == expected
-        assert list(lock_image_lookup_and_recipe.older_records(one)) == []
+        different = None if expected else "built with a different compiled wheel than the lock records"
+        assert lock_image_lookup_and_recipe.built_differently(one) == different
+    without_images = cast(Any, SimpleNamespace(find=lambda handle: None))
+    assert lock_image_lookup_and_recipe.built_differently(other, without_images) is None
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_status_reports_an_image_with_another_wheel_than_the_recorded(site: Site, has_engine: bool) -> None:
+    wheel, lock, image = compile_kernels(site.lock), site.lock, image_of("built")
+    recipe = lock_image_lookup_and_recipe.recipe_digest(lock, [wheel.record])
+    build_records.write(Record(image.id, image.handle, lock.id, recipe, (), "b", (wheel.record,)))
+    lock_file.record_compiled(site.loaded.lock_file, lock, [replace(wheel.recorded, sha256=sha("other"))])
+    engine = cast(Any, SimpleNamespace(find={image.handle: image}.get, tags=lambda name: {}))
+    if has_engine:
+        status = image_status.compute(engine, site.loaded)
+    else:
+        status = image_status.compute_without_engine(site.loaded)
+    assert (status.state, status.next) == ("missing", f"envbuild make {site.loaded.known}")
+    assert status.details[-1] == "built with a different compiled wheel than the lock records: make it again"
 
 
 def test_a_new_lock_keeps_only_records_that_match(site: Site, project: Path) -> None:

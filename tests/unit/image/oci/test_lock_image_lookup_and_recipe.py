@@ -21,6 +21,8 @@ from envbuild.util.errors import BuildError
 from unit.image.oci.layered_samples import written
 from unit.support import PROFILE, image_of, plan_of, sha, whole_lock
 
+OLDER = "built by an older envbuild"
+
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
@@ -48,7 +50,7 @@ def test_an_image_is_found_by_its_record(locked: Lock) -> None:
     assert lock_image_lookup_and_recipe.existing_image(engine(), locked) is None
     moved = dataclasses.replace(image_of("other"), handle=image.handle)
     assert lock_image_lookup_and_recipe.existing_image(engine(moved), locked) is None
-    assert lock_image_lookup_and_recipe.older_image(engine(image), locked) is None
+    assert lock_image_lookup_and_recipe.built_differently(locked, engine(image)) is None
     another = dataclasses.replace(locked, environment={"A": "another lock"})
     assert lock_image_lookup_and_recipe.matching_records(another) == []
     assert list(build_records.all_records(image.id)) == [made]
@@ -60,8 +62,8 @@ def test_an_image_that_is_made_in_another_way_today_is_older(locked: Lock, monke
     record(locked, image)
     monkeypatch.setattr(wheel_layers, "WRITER_VERSION", 10**6)
     assert lock_image_lookup_and_recipe.existing_image(engine(image), locked) is None
-    assert lock_image_lookup_and_recipe.older_image(engine(image), locked) == image
-    assert lock_image_lookup_and_recipe.older_image(engine(), locked) is None
+    assert lock_image_lookup_and_recipe.built_differently(locked, engine(image)) == OLDER
+    assert lock_image_lookup_and_recipe.built_differently(locked, engine()) is None
 
 
 def test_an_image_is_of_the_wheels_that_its_record_names(project: Path) -> None:
@@ -82,7 +84,7 @@ def test_a_lock_that_cannot_be_described_has_no_image(locked: Lock) -> None:
     without = dataclasses.replace(locked, base=())
     record(without, image_of(), recipe="older")
     assert lock_image_lookup_and_recipe.matching_records(without) == []
-    assert lock_image_lookup_and_recipe.older_image(engine(image_of()), without) == image_of()
+    assert lock_image_lookup_and_recipe.built_differently(without, engine(image_of())) == OLDER
 
 
 @pytest.mark.parametrize("on_image", [False, True])
@@ -94,7 +96,7 @@ def test_an_image_of_more_layers_than_are_allowed_today_is_older(
     record(lock, image)
     monkeypatch.setattr(image_description, "MAX_LAYERS", 2)
     assert lock_image_lookup_and_recipe.existing_image(engine(image), lock) is None
-    assert lock_image_lookup_and_recipe.older_image(engine(image), lock) == image
+    assert lock_image_lookup_and_recipe.built_differently(lock, engine(image)) == OLDER
 
 
 def on_base_image(locked: Lock, digest: str = "a") -> Lock:
@@ -127,7 +129,7 @@ def test_an_image_on_a_base_image_that_is_made_in_another_way_today_is_older(
     record(lock, image)
     monkeypatch.setattr(module, constant, value)
     assert lock_image_lookup_and_recipe.existing_image(engine(image), lock) is None
-    assert lock_image_lookup_and_recipe.older_image(engine(image), lock) == image
+    assert lock_image_lookup_and_recipe.built_differently(lock, engine(image)) == OLDER
 
 
 def test_the_recipe_on_a_base_image_names_the_wheels_of_the_extensions(project: Path) -> None:
