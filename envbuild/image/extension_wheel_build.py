@@ -48,7 +48,7 @@ from envbuild.util.strict_and_canonical_json import canonical_digest
 
 # Increment if the same source would give another wheel, for example after a change of `compile` in dockerfiles/install.
 _RECIPE = 1
-ABOUT = "built.json"
+DESCRIPTION_FILE = "built.json"
 """The file next to a cached wheel that describes it."""
 _MOST_NAMED = 10
 _MOST_METADATA = 1 << 20  # bytes of a METADATA file; that of torch 2.13 has 38 kB
@@ -69,13 +69,13 @@ class BuiltWheel:
     made: str
 
     @property
-    def record(self) -> CompiledRecord:
+    def compiled_record(self) -> CompiledRecord:
         return CompiledRecord(
             self.name, self.key, self.path.name, self.sha256, wheel_file_hashes_and_contents.roots(self.path)
         )
 
     @property
-    def recorded(self) -> RecordedWheel:
+    def lock_record(self) -> RecordedWheel:
         """The record of this wheel in a lock file."""
         return RecordedWheel(self.name, self.key, self.path.name, self.sha256, self.path.stat().st_size)
 
@@ -129,9 +129,17 @@ def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
     """Return the wheel if it is cached and unchanged. Only reads: another process may be compiling it at the moment."""
     name = key(lock, one)
     try:
-        about = json.loads((_folder(name) / ABOUT).read_text(encoding="utf-8"))
-        path = _folder(name) / about["file"]
-        built = BuiltWheel(one.name, name, path, about["sha256"], about["seconds"], about["jobs"], about["made"])
+        description = json.loads((_folder(name) / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        path = _folder(name) / description["file"]
+        built = BuiltWheel(
+            one.name,
+            name,
+            path,
+            description["sha256"],
+            description["seconds"],
+            description["jobs"],
+            description["made"],
+        )
         if path.parent == _folder(name) and file_digest(path) == built.sha256:
             return built
     except (OSError, ValueError, KeyError, TypeError):
@@ -167,7 +175,7 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
         wheel = _only(folder / "made", one)
         if wrong := faults_of_wheel(wheel, lock, one):
             raise BuildError(f"the wheel of {one.name} is not as requested", hint="\n".join([*wrong, *_why(one)]))
-        about = {
+        description = {
             "file": wheel.name,
             "sha256": file_digest(wheel),
             "bytes": wheel.stat().st_size,
@@ -176,7 +184,7 @@ def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
             "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
             "from": wheel_inputs(lock, one),
         }
-        return keep_wheel(lock, one, wheel, about)
+        return keep_wheel(lock, one, wheel, description)
 
 
 def incoming_folder() -> contextlib.AbstractContextManager[Path]:
@@ -184,7 +192,7 @@ def incoming_folder() -> contextlib.AbstractContextManager[Path]:
     return temporary_files.folder("incoming", user_folders.cache_folder("extensions"))
 
 
-def keep_wheel(lock: Lock, one: LockedExtension, wheel: Path, about: Mapping[str, Any]) -> BuiltWheel:
+def keep_wheel(lock: Lock, one: LockedExtension, wheel: Path, description: Mapping[str, Any]) -> BuiltWheel:
     """Move a checked wheel from an `incoming_folder` into the cache, with its description. Replaces a wheel that is
     there. The caller must hold `exclusive_wheel`."""
     target = _folder(key(lock, one))
@@ -192,7 +200,7 @@ def keep_wheel(lock: Lock, one: LockedExtension, wheel: Path, about: Mapping[str
         kept = whole / "whole"
         kept.mkdir()
         wheel.rename(kept / wheel.name)
-        write_atomically(kept / ABOUT, json.dumps(about, indent=1))
+        write_atomically(kept / DESCRIPTION_FILE, json.dumps(description, indent=1))
         shutil.rmtree(target, ignore_errors=True)
         kept.rename(target)
     found = find_wheel(lock, one)

@@ -43,7 +43,7 @@ from envbuild.util import disk_space, settings, strict_and_canonical_json
 from envbuild.util.errors import Fault, FileError, NetworkError, UsageError, printable, unknown
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
-_MOST_ABOUT = 1 << 20  # bytes of a description; that of apex has 3 kB
+_MOST_DESCRIPTION = 1 << 20  # bytes of a description; that of apex has 3 kB
 _MOST_WHEEL = 4 << 30  # bytes; the largest wheel of torch has 0.9 GB
 _MOST_ENTRIES = 10  # read for one key
 _BLOCK = 1 << 20
@@ -70,7 +70,7 @@ class SharedCache(Protocol):
     """A shared cache. Its methods raise FileError, NetworkError or Refusal."""
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The cache's name in messages, as it is set."""
         ...
 
@@ -78,15 +78,15 @@ class SharedCache(Protocol):
         """Yield the descriptions of the wheels of a key, or of the only one with this sha256. They are not checked."""
         ...
 
-    def wheel_blocks(self, key: str, about: WheelDescription) -> Iterator[bytes]:
+    def wheel_blocks(self, key: str, description: WheelDescription) -> Iterator[bytes]:
         """Yield the content of a wheel, which is not checked. It may have more bytes than its description states."""
         ...
 
-    def has_wheel(self, key: str, about: WheelDescription) -> bool:
+    def has_wheel(self, key: str, description: WheelDescription) -> bool:
         """Whether the cache has the wheel of a description. False if it is damaged and `store` can replace it."""
         ...
 
-    def store(self, key: str, about: bytes, wheel: BuiltWheel) -> None:
+    def store(self, key: str, description: bytes, wheel: BuiltWheel) -> None:
         """Store a wheel and its description. Readers see the whole entry or nothing."""
         ...
 
@@ -98,7 +98,7 @@ class SharedFolder:
     folder: Path
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return str(self.folder)
 
     def descriptions(self, key: str, sha256: str | None) -> Iterator[bytes]:
@@ -111,7 +111,7 @@ class SharedFolder:
             for name in [f"{sha256}.json"] if sha256 else sorted(_names(entries)):
                 try:
                     with _opened(entries / name) as stream:
-                        raw = stream.read(_MOST_ABOUT + 1)
+                        raw = stream.read(_MOST_DESCRIPTION + 1)
                 except FileNotFoundError:
                     continue
                 except PermissionError as error:
@@ -124,21 +124,21 @@ class SharedFolder:
             if refused:
                 raise refused
 
-    def wheel_blocks(self, key: str, about: WheelDescription) -> Iterator[bytes]:
-        with _file_errors(self.folder), _opened(self._entries(key) / f"{about.sha256}.whl") as stream:
+    def wheel_blocks(self, key: str, description: WheelDescription) -> Iterator[bytes]:
+        with _file_errors(self.folder), _opened(self._entries(key) / f"{description.sha256}.whl") as stream:
             while block := stream.read(_BLOCK):
                 yield block
 
-    def has_wheel(self, key: str, about: WheelDescription) -> bool:
+    def has_wheel(self, key: str, description: WheelDescription) -> bool:
         with _file_errors(self.folder):
             try:
-                with _opened(self._entries(key) / f"{about.sha256}.whl") as stream:
-                    same_size = os.fstat(stream.fileno()).st_size == about.bytes
-                    return same_size and hashlib.file_digest(stream, "sha256").hexdigest() == about.sha256
+                with _opened(self._entries(key) / f"{description.sha256}.whl") as stream:
+                    same_size = os.fstat(stream.fileno()).st_size == description.bytes
+                    return same_size and hashlib.file_digest(stream, "sha256").hexdigest() == description.sha256
             except (FileNotFoundError, Refusal):
                 return False
 
-    def store(self, key: str, about: bytes, wheel: BuiltWheel) -> None:
+    def store(self, key: str, description: bytes, wheel: BuiltWheel) -> None:
         with _file_errors(self.folder):
             if not self.folder.is_dir():
                 raise FileError(f"the folder {self.folder} does not exist")
@@ -146,7 +146,7 @@ class SharedFolder:
             target.mkdir(exist_ok=True)
             with wheel.path.open("rb") as stream:
                 _replace(target / f"{wheel.sha256}.whl", iter(lambda: stream.read(_BLOCK), b""))
-            _replace(target / f"{wheel.sha256}.json", [about])
+            _replace(target / f"{wheel.sha256}.json", [description])
 
     def _entries(self, key: str) -> Path:
         """The folder of a key's wheels. Raises Refusal for a link, which could lead to any folder of this machine."""
@@ -160,32 +160,32 @@ class SharedRepository:
     """A repository in a registry. The tag of a wheel contains the key and a part of its sha256. The tag with only the
     key names the wheel that was stored last."""
 
-    where: str
+    location: str
 
     @cached_property
     def _place(self) -> Repository:
-        return Repository(registry_push.parse_repository(self.where))
+        return Repository(registry_push.parse_repository(self.location))
 
     def descriptions(self, key: str, sha256: str | None) -> Iterator[bytes]:
         manifest = self._place.manifest(_tag(key, sha256))
         if manifest is None:
             return
         if manifest.is_index or len(manifest.layers) != 1:
-            raise Malformed(f"{self.where}:{_tag(key, sha256)} is not a manifest with one wheel")
-        yield self._place.blob(manifest.config, _MOST_ABOUT)
+            raise Malformed(f"{self.location}:{_tag(key, sha256)} is not a manifest with one wheel")
+        yield self._place.blob(manifest.config, _MOST_DESCRIPTION)
 
-    def wheel_blocks(self, key: str, about: WheelDescription) -> Iterator[bytes]:
-        return self._place.unchecked_blocks(f"sha256:{about.sha256}", 0, about.bytes)
+    def wheel_blocks(self, key: str, description: WheelDescription) -> Iterator[bytes]:
+        return self._place.unchecked_blocks(f"sha256:{description.sha256}", 0, description.bytes)
 
-    def has_wheel(self, key: str, about: WheelDescription) -> bool:
-        return self._place.has_blob(f"sha256:{about.sha256}")  # the registry compared it with its digest
+    def has_wheel(self, key: str, description: WheelDescription) -> bool:
+        return self._place.has_blob(f"sha256:{description.sha256}")  # the registry compared it with its digest
 
-    def store(self, key: str, about: bytes, wheel: BuiltWheel) -> None:
+    def store(self, key: str, description: bytes, wheel: BuiltWheel) -> None:
         digest, size = f"sha256:{wheel.sha256}", wheel.path.stat().st_size
         layer = {"mediaType": _WHEEL, "digest": digest, "size": size, "annotations": {_TITLE: wheel.path.name}}
-        manifest = oci_types.image_manifest(oci_types.descriptor(_CONFIG, about), [layer])
+        manifest = oci_types.image_manifest(oci_types.descriptor(_CONFIG, description), [layer])
         self._place.put_file(digest, wheel.path)
-        self._place.put_blob(about)
+        self._place.put_blob(description)
         self._place.put_manifest(_tag(key, wheel.sha256), manifest)
         with contextlib.suppress(NetworkError):  # a registry may refuse to change a tag
             self._place.put_manifest(_tag(key, None), manifest)
@@ -237,7 +237,7 @@ def configured_cache() -> SharedCache | None:
 
 
 def find_description(
-    cache: SharedCache, lock: Lock, one: LockedExtension, recorded: RecordedWheel | None
+    cache: SharedCache, lock: Lock, one: LockedExtension, lock_record: RecordedWheel | None
 ) -> WheelDescription | None:
     """Return the description of the recorded wheel of an extension, or without a record, of any wheel with the same
     inputs. Its wheel is not read. Return None if the cache has none.
@@ -247,9 +247,9 @@ def find_description(
     """
     key = extension_wheel_build.key(lock, one)
     refused: Refusal | None = None
-    for raw in islice(cache.descriptions(key, recorded.sha256 if recorded else None), _MOST_ENTRIES):
+    for raw in islice(cache.descriptions(key, lock_record.sha256 if lock_record else None), _MOST_ENTRIES):
         try:
-            return _checked_description(raw, recorded, extension_wheel_build.wheel_inputs(lock, one))
+            return _checked_description(raw, lock_record, extension_wheel_build.wheel_inputs(lock, one))
         except Refusal as error:
             refused = refused or error
     if refused:
@@ -257,33 +257,37 @@ def find_description(
     return None
 
 
-def _checked_description(raw: bytes, recorded: RecordedWheel | None, inputs: Mapping[str, Any]) -> WheelDescription:
+def _checked_description(raw: bytes, lock_record: RecordedWheel | None, inputs: Mapping[str, Any]) -> WheelDescription:
     """Parse a description. Raises Refusal if it is invalid, or describes a wheel other than the recorded one, or one
     that was compiled from other inputs. Pure."""
-    found = strict_and_canonical_json.parse(raw, "the description of the wheel", _MOST_ABOUT)
+    found = strict_and_canonical_json.parse(raw, "the description of the wheel", _MOST_DESCRIPTION)
     try:
-        about = WheelDescription.model_validate(found)
+        description = WheelDescription.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))[:100]
         raise Malformed(f"the description of the wheel has an invalid {field!r}") from None
-    if recorded and about.sha256 != recorded.sha256:
-        message = f"the description names the wheel {about.sha256[:12]}, but the lock records {recorded.sha256[:12]}"
+    if lock_record and description.sha256 != lock_record.sha256:
+        message = (
+            f"the description names the wheel {description.sha256[:12]}, but the lock records {lock_record.sha256[:12]}"
+        )
         raise Refusal("digest", message)
-    if recorded and (about.file, about.bytes) != (recorded.file, recorded.bytes):
-        raise Refusal("name", f"the description names {about.file}, {about.bytes} bytes, and the lock does not")
+    if lock_record and (description.file, description.bytes) != (lock_record.file, lock_record.bytes):
+        raise Refusal(
+            "name", f"the description names {description.file}, {description.bytes} bytes, and the lock does not"
+        )
     ours = json.loads(json.dumps(inputs))
-    if about.inputs != ours:
-        differ = sorted(name for name in {*about.inputs, *ours} if about.inputs.get(name) != ours.get(name))
+    if description.inputs != ours:
+        differ = sorted(name for name in {*description.inputs, *ours} if description.inputs.get(name) != ours.get(name))
         raise Refusal("inputs", f"the wheel was compiled from different inputs: {', '.join(map(repr, differ))[:200]}")
-    return about
+    return description
 
 
 def fetch_wheel(
     cache: SharedCache,
     lock: Lock,
     one: LockedExtension,
-    about: WheelDescription,
+    description: WheelDescription,
     say: Callable[[str], None],
     show: Callable[[str, int], None],
 ) -> BuiltWheel:
@@ -299,37 +303,43 @@ def fetch_wheel(
         extension_wheel_build.incoming_folder() as folder,
     ):
         there = extension_wheel_build.find_wheel(lock, one)
-        if there and (there.sha256 == about.sha256 or lock.recorded_wheel(one.name, key) is None):
+        if there and (there.sha256 == description.sha256 or lock.recorded_wheel(one.name, key) is None):
             return there  # another process has fetched or compiled it meanwhile
-        disk_space.require_free(folder, about.bytes, f"the wheel of {one.name}")
-        wheel = folder / about.file
+        disk_space.require_free(folder, description.bytes, f"the wheel of {one.name}")
+        wheel = folder / description.file
         with wheel.open("wb") as stream:
-            _write_checked(cache.wheel_blocks(key, about), about, stream, functools.partial(show, about.file))
+            _write_checked(
+                cache.wheel_blocks(key, description), description, stream, functools.partial(show, description.file)
+            )
         if wrong := extension_wheel_build.faults_of_wheel(wheel, lock, one):
-            raise Refusal("wheel", f"{about.file} is not as requested: {'; '.join(wrong)[:1000]}")
-        return extension_wheel_build.keep_wheel(lock, one, wheel, about.model_dump(by_alias=True))
+            raise Refusal("wheel", f"{description.file} is not as requested: {'; '.join(wrong)[:1000]}")
+        return extension_wheel_build.keep_wheel(lock, one, wheel, description.model_dump(by_alias=True))
 
 
 def _write_checked(
-    blocks: Iterable[bytes], about: WheelDescription, stream: BinaryIO, on_bytes: Callable[[int], None]
+    blocks: Iterable[bytes], description: WheelDescription, stream: BinaryIO, on_bytes: Callable[[int], None]
 ) -> None:
     """Write a wheel. Raises Refusal as soon as it has more bytes than described, and if its sha256 differs."""
     seen, size = hashlib.sha256(), 0
     for block in blocks:
         size += len(block)
-        if size > about.bytes:
-            raise Refusal("too-large", f"{about.file} has more than the {about.bytes} bytes of its description")
+        if size > description.bytes:
+            raise Refusal(
+                "too-large", f"{description.file} has more than the {description.bytes} bytes of its description"
+            )
         seen.update(block)
         stream.write(block)
         on_bytes(len(block))
-    if seen.hexdigest() != about.sha256:
-        raise Refusal("digest", f"{about.file} has the sha256 {seen.hexdigest()[:12]}, not {about.sha256[:12]}")
+    if seen.hexdigest() != description.sha256:
+        raise Refusal(
+            "digest", f"{description.file} has the sha256 {seen.hexdigest()[:12]}, not {description.sha256[:12]}"
+        )
 
 
 def store_wheel(cache: SharedCache, wheel: BuiltWheel) -> None:
     """Store a wheel of this machine's cache, with its description. Raises FileError, NetworkError or Refusal."""
-    about = json.loads((wheel.path.parent / extension_wheel_build.ABOUT).read_text(encoding="utf-8"))
-    cache.store(wheel.key, strict_and_canonical_json.encode(about, ascii_only=True), wheel)
+    description = json.loads((wheel.path.parent / extension_wheel_build.DESCRIPTION_FILE).read_text(encoding="utf-8"))
+    cache.store(wheel.key, strict_and_canonical_json.encode(description, ascii_only=True), wheel)
 
 
 # files of a shared folder

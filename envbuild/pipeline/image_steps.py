@@ -136,7 +136,7 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
         return BuiltImage(image, tags=(image_tag(recipe.loaded, lock),))
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
-    compiled = [wheel.record for wheel in wheels]
+    compiled = [wheel.compiled_record for wheel in wheels]
     disk_space_needs.require_disk_space(context.engine, lock)
     to_load = context.step("build", prepare_load, context, recipe.plan, lock, wheels, again=no_cache)
     image, written = context.step("load", load_layers, context, recipe, to_load)

@@ -71,23 +71,23 @@ def _find_or_compile(
 ) -> tuple[BuiltWheel, RecordedWheel]:
     """Return the wheel of an extension, and the record that the lock is to have of it."""
     lock = recipe.lock
-    recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
+    lock_record = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
     local = extension_wheel_build.find_wheel(lock, one)
-    if local and (recorded is None or local.sha256 == recorded.sha256):
+    if local and (lock_record is None or local.sha256 == lock_record.sha256):
         if shared and recipe.wheel_records == "write":
             shared.add_missing(lock, one, local)
-        return local, local.recorded
+        return local, local.lock_record
     fetched = shared.fetch(lock, one) if shared else None
     if isinstance(fetched, BuiltWheel):
-        return fetched, fetched.recorded
+        return fetched, fetched.lock_record
     wheel = local or compile_one(one)
-    if recorded is None or wheel.sha256 == recorded.sha256:
-        record = wheel.recorded
+    if lock_record is None or wheel.sha256 == lock_record.sha256:
+        new_record = wheel.lock_record
     else:
-        record = _accept_different(context, recipe, shared, fetched, recorded, wheel)
-    if shared and record == wheel.recorded:
+        new_record = _accept_different(context, recipe, shared, fetched, lock_record, wheel)
+    if shared and new_record == wheel.lock_record:
         shared.store(wheel)
-    return wheel, record
+    return wheel, new_record
 
 
 def _accept_different(
@@ -95,13 +95,13 @@ def _accept_different(
     recipe: Recipe,
     shared: _SharedWheels | None,
     fault: FileError | NetworkError | None,
-    recorded: RecordedWheel,
+    lock_record: RecordedWheel,
     wheel: BuiltWheel,
 ) -> RecordedWheel:
     """Note that a wheel differs from the recorded one, and return the record that the lock is to have. If a `fault` of
     the shared cache is why the recorded wheel is not used, the lock keeps its record: the cache may have this wheel.
     Raises BuildError if the recipe requires the recorded wheel."""
-    differs = f"the lock records the wheel {recorded.sha256[:12]} of {wheel.name}, but this machine has "
+    differs = f"the lock records the wheel {lock_record.sha256[:12]} of {wheel.name}, but this machine has "
     differs += f"{wheel.sha256[:12]}, which was compiled from the same inputs"
     if recipe.wheel_records == "require":
         raise BuildError(
@@ -111,15 +111,15 @@ def _accept_different(
         )
     if recipe.wheel_records == "ignore":
         context.note(f"{differs}. This wheel is used")
-        return recorded
+        return lock_record
     if fault:
         context.note(
             f"{differs}. This image has this machine's wheel, and the lock keeps its record, because the shared cache "
             f"may have the recorded wheel; once it can be used: envbuild build {recipe.loaded.known}"
         )
-        return recorded
+        return lock_record
     context.note(f"{differs}. The lock will record this wheel instead")
-    return wheel.recorded
+    return wheel.lock_record
 
 
 def _where_to_get(recipe: Recipe, shared: _SharedWheels | None, fault: FileError | NetworkError | None) -> str:
@@ -128,7 +128,7 @@ def _where_to_get(recipe: Recipe, shared: _SharedWheels | None, fault: FileError
     if shared is None:
         return "set extensions.cache in config.yaml to a cache that has the recorded wheel"
     again = f"envbuild build {recipe.loaded.known} --no-cache"
-    return f"store the recorded wheel in {shared.cache.where}: run {again} on a machine that has this wheel"
+    return f"store the recorded wheel in {shared.cache.location}: run {again} on a machine that has this wheel"
 
 
 class _SharedWheels:
@@ -155,16 +155,16 @@ class _SharedWheels:
         except CACHE_ERRORS as error:
             refused = "is refused" if isinstance(error, Refusal) else "cannot be fetched"
             self._context.note(
-                f"{one.name}: the wheel in the shared cache {self.cache.where} {refused}: {error.message}"
+                f"{one.name}: the wheel in the shared cache {self.cache.location} {refused}: {error.message}"
             )
             return None if isinstance(error, Refusal) else error
-        progress.say(f"{one.name}: fetched {wheel.path.name} from the shared cache {self.cache.where}")
+        progress.say(f"{one.name}: fetched {wheel.path.name} from the shared cache {self.cache.location}")
         return wheel
 
     def add_missing(self, lock: Lock, one: LockedExtension, wheel: BuiltWheel) -> None:
         """Store a wheel of this machine if the cache lacks it, for example because it was compiled before the cache was
         set up, or if its entry is damaged. If the cache does not answer soon, go on without it."""
-        answer = self._ask(lock, one, wheel.recorded, CACHE_SECONDS)
+        answer = self._ask(lock, one, wheel.lock_record, CACHE_SECONDS)
         if isinstance(answer, FileError | NetworkError):
             return
         try:
@@ -177,7 +177,7 @@ class _SharedWheels:
         self.store(wheel)
 
     def _ask(
-        self, lock: Lock, one: LockedExtension, recorded: RecordedWheel | None, seconds: float | None = None
+        self, lock: Lock, one: LockedExtension, lock_record: RecordedWheel | None, seconds: float | None = None
     ) -> WheelDescription | FileError | NetworkError | Refusal | None:
         """Return the description of a wheel, or the error; None if the cache lacks the wheel. `seconds`: how long to
         wait."""
@@ -186,7 +186,7 @@ class _SharedWheels:
 
         def ask() -> list[WheelDescription | FileError | NetworkError | Refusal | None]:
             try:
-                return [shared_extension_cache.find_description(self.cache, lock, one, recorded)]
+                return [shared_extension_cache.find_description(self.cache, lock, one, lock_record)]
             except CACHE_ERRORS as error:
                 return [error]
 
@@ -203,7 +203,7 @@ class _SharedWheels:
             self._context.note(self._fault(error))
 
     def _fault(self, error: EnvbuildError) -> str:
-        return f"the shared cache {self.cache.where} cannot be used: {error.message}"
+        return f"the shared cache {self.cache.location} cannot be used: {error.message}"
 
     def store(self, wheel: BuiltWheel) -> None:
         """Store a wheel. If that is not possible, note why: most users may only read the cache."""
@@ -214,7 +214,9 @@ class _SharedWheels:
             shared_extension_cache.store_wheel(self.cache, wheel)
         except CACHE_ERRORS as error:
             if self._fault(error) not in self._context.notes:
-                self._context.note(f"{wheel.name}: not stored in the shared cache {self.cache.where}: {error.message}")
+                self._context.note(
+                    f"{wheel.name}: not stored in the shared cache {self.cache.location}: {error.message}"
+                )
 
 
 def record_wheels(context: StepContext, recipe: Recipe, rows: Sequence[RecordedWheel]) -> None:
@@ -249,7 +251,7 @@ def record_wheels_of_image(context: StepContext, recipe: Recipe, image_id: str) 
     wheels = tuple(filter(None, found))
     inside = {one.sha256 for record in build_records.all_records(image_id) for one in record.extensions}
     if {wheel.sha256 for wheel in wheels} == inside:
-        record_wheels(context, recipe, [wheel.recorded for wheel in wheels])
+        record_wheels(context, recipe, [wheel.lock_record for wheel in wheels])
 
 
 def require_describable_image(context: StepContext, lock: Lock) -> None:

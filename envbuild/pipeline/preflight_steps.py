@@ -146,7 +146,7 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
         disk_bytes=disk,
         without_base_image=lock is not None and not built and disk_space_needs.lacks_base_image(lock),
         extensions=extensions,
-        extension_cache=cache.where if cache else None,
+        extension_cache=cache.location if cache else None,
         expected_minutes=expected.minutes if expected else None if steps else 0.0,
         expected_from=expected.profile if expected else None,
         proof=proof,
@@ -204,13 +204,13 @@ def _plan_extensions(lock: Lock, cache: SharedCache | None, options: Options) ->
     counts as one that cannot be used."""
     planned, asked = dict[str, PlannedExtension](), list[LockedExtension]()
     for one in lock.extensions:
-        recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
+        lock_record = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
         local = extension_wheel_build.find_wheel(lock, one)
-        accepted = local is not None and (recorded is None or local.sha256 == recorded.sha256)
+        accepted = local is not None and (lock_record is None or local.sha256 == lock_record.sha256)
         planned[one.name] = PlannedExtension(one.name, "cached" if local else "compiled")
-        if recorded and not accepted and options.wheel_records == "require":
+        if lock_record and not accepted and options.wheel_records == "require":
             source: Literal["refused", "compiled"] = "refused" if local else "compiled"
-            planned[one.name] = PlannedExtension(one.name, source, required_sha256=recorded.sha256)
+            planned[one.name] = PlannedExtension(one.name, source, required_sha256=lock_record.sha256)
         if cache and not accepted:
             asked.append(one)
     if cache and asked:
@@ -227,11 +227,11 @@ def _plan_extensions(lock: Lock, cache: SharedCache | None, options: Options) ->
 def _plan_fetch(cache: SharedCache, lock: Lock, one: LockedExtension, otherwise: PlannedExtension) -> PlannedExtension:
     """Ask the shared cache for a wheel. `otherwise`: what happens if it does not have the wheel."""
     try:
-        recorded = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
-        about = shared_extension_cache.find_description(cache, lock, one, recorded)
+        lock_record = lock.recorded_wheel(one.name, extension_wheel_build.key(lock, one))
+        description = shared_extension_cache.find_description(cache, lock, one, lock_record)
     except layer_steps.CACHE_ERRORS as error:
         return replace(otherwise, fault=error.message)
-    return PlannedExtension(one.name, "fetched", about.bytes) if about else otherwise
+    return PlannedExtension(one.name, "fetched", description.bytes) if description else otherwise
 
 
 def _expected(profile: str, lock: Lock | None, steps: Set[str]) -> step_durations.Estimate | None:

@@ -33,7 +33,7 @@ def write_image(context: StepContext, recipe: Recipe, *, no_cache: bool) -> tupl
     build_downloads.fetch_base_manifest(lock, context.progress)  # its layers count for the disk space
     disk_space_needs.require_disk_space(None, lock)
     written = context.step("build", layer_steps.write_layers, context, recipe.plan, lock, wheels, again=no_cache)
-    return written, [wheel.record for wheel in wheels]
+    return written, [wheel.compiled_record for wheel in wheels]
 
 
 class RegistryImages:

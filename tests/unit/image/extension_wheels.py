@@ -22,7 +22,7 @@ KERNELS: dict[str, Any] = {
     "name": "kernels", "git": "https://git.example/team/kernels", "commit": "c" * 40, "modules": ["kernels_cuda"],
     "build": {"env": {"KERNELS_CUDA": "1"}},
 }  # fmt: skip
-CARD: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [KERNELS]}
+PROFILE_WITH_EXTENSION: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [KERNELS]}
 FILE = "kernels-0.1-cp311-cp311-linux_x86_64.whl"
 MODULE = "kernels_cuda.cpython-311-x86_64-linux-gnu.so"
 

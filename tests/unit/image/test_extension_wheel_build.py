@@ -24,7 +24,7 @@ from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError
-from unit.image.extension_wheels import CARD, KERNELS
+from unit.image.extension_wheels import KERNELS, PROFILE_WITH_EXTENSION
 from unit.support import deb, lock_for, plan_of, write_wheel
 
 TAG = "cp311-cp311-linux_x86_64"
@@ -36,7 +36,7 @@ def key(lock: Lock) -> str:
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    return lock_for(plan_of(project, CARD))
+    return lock_for(plan_of(project, PROFILE_WITH_EXTENSION))
 
 
 # the cache key
@@ -57,7 +57,7 @@ def locked(project: Path) -> Lock:
 def test_another_profile_with_the_same_ingredients_has_the_same_key(
     project: Path, locked: Lock, change: dict[str, Any]
 ) -> None:
-    assert key(lock_for(plan_of(project, {**CARD, **change}))) == key(locked)
+    assert key(lock_for(plan_of(project, {**PROFILE_WITH_EXTENSION, **change}))) == key(locked)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_another_profile_with_the_same_ingredients_has_the_same_key(
     ],
 )
 def test_all_inputs_of_a_wheel_are_in_its_key(project: Path, locked: Lock, change: dict[str, Any]) -> None:
-    assert key(lock_for(plan_of(project, {**CARD, **change}))) != key(locked)
+    assert key(lock_for(plan_of(project, {**PROFILE_WITH_EXTENSION, **change}))) != key(locked)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_it_is_made_once_and_says_what_it_was_made_from(locked: Lock, compiler: 
     about = json.loads((first.path.parent / "built.json").read_text(encoding="utf-8"))
     assert about["from"] == json.loads(json.dumps(extension_wheel_build.wheel_inputs(locked, locked.extensions[0])))
     assert (about["sha256"], about["jobs"]) == (first.sha256, 8)
-    assert first.record.roots == ("kernels-0.1.dist-info", "kernels.py")
+    assert first.compiled_record.roots == ("kernels-0.1.dist-info", "kernels.py")
 
 
 @pytest.mark.parametrize("harm", ["change", "remove", "forget", "lie", "leave"])

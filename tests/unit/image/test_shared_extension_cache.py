@@ -24,8 +24,8 @@ from envbuild.util import disk_space, user_folders
 from envbuild.util.errors import DiskError, FileError, NetworkError, SettingsError
 from envbuild.util.untrusted_input_errors import Refusal
 from unit.image.extension_wheels import (
-    CARD,
     FILE,
+    PROFILE_WITH_EXTENSION,
     FakeCompiler,
     compile_kernels,
     compiler,
@@ -40,7 +40,7 @@ __all__ = ["compiler"]  # a fixture
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    return lock_for(plan_of(project, CARD))
+    return lock_for(plan_of(project, PROFILE_WITH_EXTENSION))
 
 
 class Kind(Protocol):
@@ -115,7 +115,7 @@ def local_files() -> list[str]:
 
 
 def recording(lock: Lock, wheel: BuiltWheel) -> Lock:
-    return replace(lock, compiled=(wheel.recorded,))
+    return replace(lock, compiled=(wheel.lock_record,))
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_wheel_of_another_machine_is_fetched(kind: Kind, locked: Lock, on_b: B
 
 def test_a_cache_without_the_key_has_no_wheel(kind: Kind, locked: Lock, on_b: BuiltWheel) -> None:
     assert fetch(kind.cache, replace(locked, python="3.13")) is None
-    assert fetch(kind.cache, replace(locked, compiled=(replace(on_b.recorded, sha256="0" * 64),))) is None
+    assert fetch(kind.cache, replace(locked, compiled=(replace(on_b.lock_record, sha256="0" * 64),))) is None
     assert local_files() == []
 
 
@@ -228,7 +228,7 @@ def test_a_hostile_description_is_refused(
     about = described(on_b)
     kind.put(key(locked), harm(about), on_b.path.read_bytes(), on_b.sha256)
     lock = recording(locked, on_b) if is_recorded else locked
-    record = on_b.recorded if is_recorded else None
+    record = on_b.lock_record if is_recorded else None
 
     def find(cache: SharedCache, lock: Lock) -> object:
         return shared_extension_cache.find_description(cache, lock, lock.extensions[0], record)
@@ -244,7 +244,7 @@ def test_a_description_of_another_wheel_than_the_recorded_is_refused(
     kind: Kind, locked: Lock, on_b: BuiltWheel
 ) -> None:
     """Its wheel would pass every other check."""
-    wanted = replace(locked, compiled=(replace(on_b.recorded, sha256="0" * 64),))
+    wanted = replace(locked, compiled=(replace(on_b.lock_record, sha256="0" * 64),))
     kind.put(key(locked), harmed(described(on_b)), on_b.path.read_bytes(), "0" * 64)
     with pytest.raises(Refusal, match="but the lock records 000000000000"):
         fetch(kind.cache, wanted)
@@ -312,7 +312,7 @@ def test_a_wheel_that_is_not_as_requested_is_refused(
     if isinstance(kind, FolderKind):
         (kind.folder / key(locked) / f"{on_b.sha256}.json").unlink()
     lock = (
-        replace(locked, compiled=(replace(on_b.recorded, sha256=sha256, file=wheel.name, bytes=len(raw)),))
+        replace(locked, compiled=(replace(on_b.lock_record, sha256=sha256, file=wheel.name, bytes=len(raw)),))
         if is_recorded
         else locked
     )

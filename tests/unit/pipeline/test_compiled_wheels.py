@@ -35,13 +35,21 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver
 from envbuild.util.errors import BuildError, FileError
-from unit.image.extension_wheels import CARD, FILE, FakeCompiler, compile_kernels, compiler, kernels_wheel, use_machine
+from unit.image.extension_wheels import (
+    FILE,
+    PROFILE_WITH_EXTENSION,
+    FakeCompiler,
+    compile_kernels,
+    compiler,
+    kernels_wheel,
+    use_machine,
+)
 from unit.registries import Registry, serving
 from unit.support import configure, envbuild, image_of, profile_of, sha, whole_lock, write_profile
 
 __all__ = ["compiler"]  # a fixture
 
-DATA: dict[str, Any] = {**CARD, "toolchain": {"sha256": "a" * 64}}
+DATA: dict[str, Any] = {**PROFILE_WITH_EXTENSION, "toolchain": {"sha256": "a" * 64}}
 
 
 @dataclass
@@ -118,7 +126,7 @@ def test_the_first_compilation_is_recorded_and_nothing_else_changes(site: Site) 
     size = wheel.path.stat().st_size
     row = f"- {{name: kernels, key: {wheel.key}, file: {FILE}, sha256: {wheel.sha256}, bytes: {size}}}"
     assert after.removeprefix(before) == f"compiled:\n{row}\n"
-    assert site.lock.compiled == (wheel.recorded,)
+    assert site.lock.compiled == (wheel.lock_record,)
     assert site.notes == [f"recorded in profiles/sample.lock.yaml: {FILE} {wheel.sha256[:12]}"]
     assert site.build() == wheel
     assert len(site.compiler.compiled) == 1 and site.loaded.lock_file.read_text(encoding="utf-8") == after
@@ -142,7 +150,7 @@ def test_a_lock_of_another_folder_is_not_changed(site: Site) -> None:
     elsewhere = replace(site.loaded, name="other")
     context = StepContext(site.shown.append)
     recipe = Recipe(elsewhere, plan_resolver.resolve(site.loaded), site.lock, "write")
-    layer_steps.record_wheels(context, recipe, [compile_kernels(site.lock).recorded])
+    layer_steps.record_wheels(context, recipe, [compile_kernels(site.lock).lock_record])
     assert not elsewhere.lock_file.exists() and site.lock.compiled == ()
     (note,) = site.notes
     assert "other.lock.yaml does not exist" in note and "envbuild lock" in note
@@ -151,25 +159,25 @@ def test_a_lock_of_another_folder_is_not_changed(site: Site) -> None:
 @pytest.mark.parametrize("wheel_records", ["write", "require"])
 def test_a_wheel_of_an_image_that_was_built_before_is_recorded(site: Site, wheel_records: WheelRecords) -> None:
     wheel = compile_kernels(site.lock)
-    build_records.write(Record("sha256:1", "h", site.lock.id, "r", (), "b", (wheel.record,)))
+    build_records.write(Record("sha256:1", "h", site.lock.id, "r", (), "b", (wheel.compiled_record,)))
     build_records.write(
-        Record("sha256:2", "h", site.lock.id, "r", (), "b", (replace(wheel.record, sha256=sha("other")),))
+        Record("sha256:2", "h", site.lock.id, "r", (), "b", (replace(wheel.compiled_record, sha256=sha("other")),))
     )
     context = StepContext(site.shown.append)
     recipe = Recipe(site.loaded, plan_resolver.resolve(site.loaded), site.lock, wheel_records)
     layer_steps.record_wheels_of_image(context, recipe, "sha256:2")
     assert site.lock.compiled == (), "the image has a different wheel"
     layer_steps.record_wheels_of_image(context, recipe, "sha256:1")
-    assert site.lock.compiled == ((wheel.recorded,) if wheel_records == "write" else ())
+    assert site.lock.compiled == ((wheel.lock_record,) if wheel_records == "write" else ())
 
 
 def test_an_image_with_another_wheel_than_the_recorded_does_not_count(site: Site) -> None:
     wheel, lock = compile_kernels(site.lock), site.lock
-    recipe = lock_image_lookup_and_recipe.recipe_digest(lock, [wheel.record])
-    record = Record("sha256:1", "h", lock.id, recipe, (), "b", (wheel.record,))
+    recipe = lock_image_lookup_and_recipe.recipe_digest(lock, [wheel.compiled_record])
+    record = Record("sha256:1", "h", lock.id, recipe, (), "b", (wheel.compiled_record,))
     build_records.write(record)
-    other = replace(lock, compiled=(replace(wheel.recorded, sha256=sha("other")),))
-    outdated = replace(lock, compiled=(replace(wheel.recorded, sha256=sha("other"), key=sha("other")),))
+    other = replace(lock, compiled=(replace(wheel.lock_record, sha256=sha("other")),))
+    outdated = replace(lock, compiled=(replace(wheel.lock_record, sha256=sha("other"), key=sha("other")),))
     for one, expected in ((lock, [record]), (other, []), (outdated, [record])):
         assert lock_image_lookup_and_recipe.matching_records(one) == expected
         different = None if expected else "built with a different compiled wheel than the lock records"
@@ -181,9 +189,9 @@ def test_an_image_with_another_wheel_than_the_recorded_does_not_count(site: Site
 @pytest.mark.parametrize("has_engine", [False, True])
 def test_status_reports_an_image_with_another_wheel_than_the_recorded(site: Site, has_engine: bool) -> None:
     wheel, lock, image = compile_kernels(site.lock), site.lock, image_of("built")
-    recipe = lock_image_lookup_and_recipe.recipe_digest(lock, [wheel.record])
-    build_records.write(Record(image.id, image.handle, lock.id, recipe, (), "b", (wheel.record,)))
-    lock_file.record_compiled(site.loaded.lock_file, lock, [replace(wheel.recorded, sha256=sha("other"))])
+    recipe = lock_image_lookup_and_recipe.recipe_digest(lock, [wheel.compiled_record])
+    build_records.write(Record(image.id, image.handle, lock.id, recipe, (), "b", (wheel.compiled_record,)))
+    lock_file.record_compiled(site.loaded.lock_file, lock, [replace(wheel.lock_record, sha256=sha("other"))])
     engine = cast(Any, SimpleNamespace(find={image.handle: image}.get, tags=lambda name: {}))
     if has_engine:
         status = image_status.compute(engine, site.loaded)
@@ -195,16 +203,16 @@ def test_status_reports_an_image_with_another_wheel_than_the_recorded(site: Site
 
 def test_a_new_lock_keeps_only_records_that_match(site: Site, project: Path) -> None:
     wheel = site.build()
-    stale = replace(wheel.recorded, name="gone")
-    lock = replace(site.lock, compiled=(stale, wheel.recorded))
-    for changed, expected in ((lock, (wheel.recorded,)), (replace(lock, python="3.13"), ())):
+    stale = replace(wheel.lock_record, name="gone")
+    lock = replace(site.lock, compiled=(stale, wheel.lock_record))
+    for changed, expected in ((lock, (wheel.lock_record,)), (replace(lock, python="3.13"), ())):
         assert extension_wheel_build.current_records(changed) == expected
         assert extension_wheel_build.with_current_records(changed) == replace(changed, compiled=expected)
 
 
 def test_lock_drops_a_record_that_no_longer_matches(site: Site, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = site.build()
-    for change, expected in (({"env": {"A": "1"}}, (wheel.recorded,)), ({"gpus": ["a100"]}, ())):
+    for change, expected in (({"env": {"A": "1"}}, (wheel.lock_record,)), ({"gpus": ["a100"]}, ())):
         changed = profile_of(project, {**DATA, **change})
         after = replace(whole_lock(plan_resolver.resolve(changed)), compiled=site.lock.compiled)
         monkeypatch.setattr(lock_creation_and_update, "update_lock", lambda *_, after=after, **__: after)
@@ -230,7 +238,7 @@ def test_a_wheel_that_no_lock_records_is_fetched_and_recorded(site: Site) -> Non
     wheel = site.build("require")
     site.machine("b")
     site.build()
-    assert len(site.compiler.compiled) == 1 and site.lock.compiled == (wheel.recorded,)
+    assert len(site.compiler.compiled) == 1 and site.lock.compiled == (wheel.lock_record,)
 
 
 def test_without_an_engine_wheels_come_from_the_shared_cache(site: Site) -> None:
@@ -277,7 +285,7 @@ def test_without_locked_a_different_wheel_is_recorded_and_reported(site: Site, a
     recorded = differing(site, at_hand)
     shared = site.share()
     wheel = site.build()
-    assert wheel.sha256 != recorded and site.lock.compiled == (wheel.recorded,)
+    assert wheel.sha256 != recorded and site.lock.compiled == (wheel.lock_record,)
     assert site.notes == [
         f"the lock records the wheel {recorded[:12]} of kernels, but this machine has {wheel.sha256[:12]}, which was "
         "compiled from the same inputs. The lock will record this wheel instead",
@@ -389,7 +397,7 @@ def test_a_wheel_that_cannot_be_read_only_warns(site: Site, monkeypatch: pytest.
 
 
 def described(wheel: BuiltWheel) -> WheelDescription:
-    text = (wheel.path.parent / extension_wheel_build.ABOUT).read_text(encoding="utf-8")
+    text = (wheel.path.parent / extension_wheel_build.DESCRIPTION_FILE).read_text(encoding="utf-8")
     return WheelDescription.model_validate_json(text)
 
 
@@ -601,7 +609,7 @@ def test_a_changed_lock_is_written_without_outdated_records(site: Site, monkeypa
     wheel = site.build()
     before = site.lock
     monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
-    for change, expected in (({"environment": {"A": "1"}}, (wheel.recorded,)), ({"python": "3.13"}, ())):
+    for change, expected in (({"environment": {"A": "1"}}, (wheel.lock_record,)), ({"python": "3.13"}, ())):
         after = replace(before, **change)
         monkeypatch.setattr(lock_creation_and_update, "update_lock", lambda *_, after=after, **__: after)
         context = StepContext(site.shown.append)
@@ -624,7 +632,7 @@ def test_build_without_an_engine_records_unless_it_is_locked(
     monkeypatch.setattr(layer_steps, "write_layers", lambda *_, **__: StepResult(image))
     done = make_build_and_test.build_only("sample", Options(locked=locked), site.shown.append)
     assert done.state == "computed" and len(site.compiler.compiled) == 1
-    assert site.lock.compiled == (() if locked else (wheel.recorded,))
+    assert site.lock.compiled == (() if locked else (wheel.lock_record,))
 
 
 def no_engine(context: StepContext) -> object:
@@ -639,7 +647,7 @@ def test_build_with_an_engine_records_unless_it_is_locked(
     """Also if the image was built before, for example by an envbuild that recorded nothing."""
     wheel = compile_kernels(site.lock)
     image = image_of("built")
-    build_records.write(Record(image.id, "h", site.lock.id, "r", (), "b", (wheel.record,)))
+    build_records.write(Record(image.id, "h", site.lock.id, "r", (), "b", (wheel.compiled_record,)))
     found = image if exists else None
     monkeypatch.setattr(StepContext, "engine", SimpleNamespace(tags=lambda name: {}, tag=lambda *_: None))
     monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", lambda *_: found)
@@ -651,7 +659,7 @@ def test_build_with_an_engine_records_unless_it_is_locked(
     monkeypatch.setattr(image_steps, "audit_image", lambda *_: StepResult(BuiltImage(image)))
     done = make_build_and_test.build_only("sample", Options(locked=locked), site.shown.append)
     assert [step.name for step in done.steps if step.name == "extensions"] == ([] if exists else ["extensions"])
-    assert site.lock.compiled == (() if locked else (wheel.recorded,))
+    assert site.lock.compiled == (() if locked else (wheel.lock_record,))
 
 
 def test_the_registry_of_a_cluster_records_the_wheels_of_an_image_that_it_has(
@@ -659,14 +667,14 @@ def test_the_registry_of_a_cluster_records_the_wheels_of_an_image_that_it_has(
 ) -> None:
     wheel = compile_kernels(site.lock)
     image = image_of("pushed")
-    build_records.write(Record(image.id, "h", site.lock.id, "r", (), "b", (wheel.record,)))
+    build_records.write(Record(image.id, "h", site.lock.id, "r", (), "b", (wheel.compiled_record,)))
     monkeypatch.setattr(
         lock_image_lookup_and_recipe, "matching_records", lambda lock: list(build_records.all_records())
     )
     monkeypatch.setattr(registry_push, "find_pushed", lambda *_: SimpleNamespace(digest="sha256:1"))
     store = RegistryImages(StepContext(site.shown.append), cast(Any, None), "registry.example/team/images")
     store.provide(Recipe(site.loaded, plan_resolver.resolve(site.loaded), site.lock, "write"))
-    assert site.lock.compiled == (wheel.recorded,)
+    assert site.lock.compiled == (wheel.lock_record,)
 
 
 def test_verify_rebuilds_with_any_wheel(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
