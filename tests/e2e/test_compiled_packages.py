@@ -32,7 +32,7 @@ for name in sys.argv[1:]:
 
 # The profile to extend for each package. The torch of h20 is too new for flash-attn.
 PROFILES = {"deepspeed": "h20", "flash-attn": "h100"}
-# flash-attn's own macros, which leave out variants of its kernels: with all of them, it takes four hours with two cores.
+# flash-attn's own macros, which leave out variants of its kernels: all of them take hours with two cores.
 _FEWER = " ".join(
     f"-DFLASHATTENTION_DISABLE_{feature}" for feature in ("DROPOUT", "ALIBI", "SOFTCAP", "LOCAL", "UNEVEN_K")
 )
