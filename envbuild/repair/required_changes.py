@@ -20,7 +20,7 @@ from envbuild.audit import environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import LD_PATH, Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
-from envbuild.explain.cause_ranking import Explanation
+from envbuild.explain.cause_ranking import Explanation, SignatureMatch
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
@@ -29,7 +29,9 @@ from envbuild.repair import environment_manager_detection
 from envbuild.resolve import advisory_remedy, torch_companions
 
 DRIVER_TOO_OLD = "driver-too-old"
-"""The id of the problem that the driver does not run the CUDA version of torch."""
+"""The id of the problem that the driver does not run the CUDA version of torch, also as the cause in a log."""
+TORCH_WITHOUT_CUDA = "torch-without-cuda"
+"""The id of the cause in a log that torch is a build without CUDA."""
 COMPANION_BUILD = "companion-build"
 """The id of the problem that torchvision or torchaudio was built for the CPU or a different CUDA version than torch."""
 _MOST_ROUNDS = 5
@@ -162,19 +164,41 @@ def diagnose(
     shown_here = [advisory for advisory in named if advisory not in absent]
     kept = dict(_unkept(held, now, wanted)) if metadata_counts else {}
     fixed, left, changes = _version_changes(now, shown_here, held, wanted, files_only, kept)
-    by_hand = [*_by_hand(audited, changes), *((f"{one.id}: {one.title}", one.remedy) for one in left)]
-    if found:
-        by_hand += [
-            (f"{match.id} (line {match.lines[0].number}): {match.title}" if match.lines else match.title, match.remedy)
-            for match in found.matches
-            if match.advisory is None
-        ]
+    by_hand = [*_by_hand(audited, found, changes), *((f"{one.id}: {one.title}", one.remedy) for one in left)]
+    general = [match for match in found.matches if match.advisory is None] if found else []
+    after = _with_torch(now, changes.torch) if changes.torch else now
+    by_hand += [
+        (f"{match.id} (line {match.lines[0].number}): {match.title}" if match.lines else match.title, match.remedy)
+        for match in general
+        if not _is_excluded(match.id, after, held, changes)
+    ]
     own = dict.fromkeys((problem, _with_own_pip(remedy, held)) for problem, remedy in by_hand)
-    optional = (_with_own_pip(text, held) for text in _optional(held, changes))
+    optional = [*_optional(held, found, changes), *_contradicted(general, now, held)]
+    optional = [_with_own_pip(text, held) for text in optional]
     return Diagnosis(
         tuple(fixed), absent, changes, tuple(own), (*_notes(audited, found, changes), *optional), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
     )  # fmt: skip
+
+
+def _is_excluded(cause: str, situation: Situation, held: Holdings, changes: Changes) -> bool:
+    """Whether a cause without an advisory cannot apply in this situation, in which the changes may have been made."""
+    if cause == TORCH_WITHOUT_CUDA:
+        return changes.torch is not None or bool(held.torch and held.torch.cuda)
+    if cause == DRIVER_TOO_OLD:
+        known = situation.driver and situation.cuda
+        return bool(known) and database.driver_runs(str(situation.cuda), str(situation.driver))
+    return False
+
+
+def _contradicted(general: Sequence[SignatureMatch], now: Situation, held: Holdings) -> Iterator[str]:
+    """Yield a note for each cause in the log that the environment contradicts."""
+    for match in general:
+        if _is_excluded(match.id, now, held, Changes()):
+            yield (
+                f"the log shows {match.id}, but torch {now.torch} for CUDA {now.cuda} is installed now: no action is "
+                "needed unless the job ran in a different environment, or fails again"
+            )
 
 
 def _cannot_apply(advisory: Advisory, now: Situation, held: Holdings) -> bool:
@@ -565,15 +589,18 @@ def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tupl
         yield COMPANION_BUILD, f"{name} {version} {fault}; torch {now.torch} was built for CUDA {now.cuda}"
 
 
-def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
+def _by_hand(audited: Audit, found: Explanation | None, changes: Changes) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) of each defect that no command fixes."""
     known = {advisory.id for advisory in database.advisories()}
     for finding in audited.findings:
         if finding.severity == "defect" and finding.id not in known and not _is_covered(finding, audited, changes):
             yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
-    if "apex" in changes.uninstall and (dependents := _dependents("apex", audited.held)):
-        required = library_and_distribution_findings.requirement_clause(dependents, "it")
-        yield f"NVIDIA's apex is not on the package index, and {required}", f"build it from source{_BUILD_APEX}"
+    dependents = _dependents("apex", audited.held)
+    if "apex" in changes.uninstall and (dependents or _uses_apex(found)):
+        needed = "the log shows that the program uses it"
+        if dependents:
+            needed = library_and_distribution_findings.requirement_clause(dependents, "it")
+        yield f"NVIDIA's apex is not on the package index, and {needed}", f"build it from source{_BUILD_APEX}"
 
 
 _BUILD_APEX = (
@@ -582,15 +609,19 @@ _BUILD_APEX = (
 )
 
 
+def _uses_apex(found: Explanation | None) -> bool:
+    return found is not None and "apex" in found.read.situation.extensions
+
+
 def _dependents(name: str, held: Holdings) -> tuple[str, ...]:
     """The installed distributions that require a distribution."""
     requirements = library_and_distribution_findings.held_requirements(held)
     return tuple(dict.fromkeys(owner for owner, item in requirements if canonicalize_name(item.name) == name))
 
 
-def _optional(held: Holdings, changes: Changes) -> Iterator[str]:
+def _optional(held: Holdings, found: Explanation | None, changes: Changes) -> Iterator[str]:
     """What is only needed if the program itself uses NVIDIA's apex."""
-    if "apex" in changes.uninstall and not _dependents("apex", held):
+    if "apex" in changes.uninstall and not _dependents("apex", held) and not _uses_apex(found):
         yield (
             "no installed package requires apex, so removing the unrelated package is enough: no action is needed "
             f"unless your program itself imports NVIDIA's apex; then build it from source{_BUILD_APEX}"
@@ -641,6 +672,7 @@ _MAY_REVERT = (
 def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Iterator[str]:
     held = audited.held
     kept = [pin.distribution for pin in changes.pins if pin.installed]
+    removed = (*changes.uninstall, *changes.overwriting)
     torch = found.read.situation.torch if found else None
     present = held.installed.get("torch")
     place, option = ("this image", "--image") if audited.wanted.image else ("this environment", "--python")
@@ -654,7 +686,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"the log shows torch {torch}, but {place} has {present}: no action is needed unless the job ran "
             f"in a different one; then name that one with {option}"
         )
-    if found and found.unknown:
+    if found and found.unknown and changes.empty:
         yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"
     for item in dict.fromkeys(
         (item.wanted, item.present, item.dependents)
@@ -668,6 +700,8 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             "overwrites the files that torch requires; action needed: use two environments"
         )
     for finding in audited.findings:
+        if finding.id == "requirement-unmet" and finding.message.startswith(tuple(f"{name} " for name in removed)):
+            continue
         if finding.id == "requirement-unmet" and finding.message.startswith("torch requires nvidia-"):
             if any(finding.message.startswith(f"torch requires {name}=") for name in kept):
                 continue

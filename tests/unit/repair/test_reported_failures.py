@@ -302,7 +302,17 @@ def test_the_unrelated_apex_is_removed_and_the_real_one_named(tmp_path: Path) ->
     assert contents(venv.files()) == before
 
 
+def test_a_program_that_uses_nvidias_apex_still_needs_it(tmp_path: Path, wheels: Path) -> None:
+    log = "torch 2.7.1\nNVIDIA H20, driver 570.86.10\nModuleNotFoundError: No module named 'apex.optimizers'\n"
+    venv = environment(tmp_path.resolve(), "torch==2.7.1", "apex", log=log)
+    document = venv.fix("--apply")
+    assert document["state"] == "by-hand"
+    assert any("git+https://github.com/NVIDIA/apex" in row["remedy"] for row in document["by_hand"])
+    assert not any("NVIDIA/apex" in note or "apex requires" in note for note in document["notes"])
+
+
 CPU_LOG = "NVIDIA H20, driver 570.86.10\ntorch 2.7.1+cpu\nCUDA available: False\n"
+WITHOUT_CUDA = "AssertionError: Torch not compiled with CUDA enabled\n"
 
 
 def cuda_of(venv: Venv) -> str:
@@ -310,15 +320,18 @@ def cuda_of(venv: Venv) -> str:
     return subprocess.run([venv.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_torch_for_the_cpu_is_replaced_on_a_machine_with_a_gpu(tmp_path: Path, wheels: Path) -> None:
+@pytest.mark.parametrize("message", ["", WITHOUT_CUDA], ids=["version", "exception"])
+def test_torch_for_the_cpu_is_replaced_on_a_machine_with_a_gpu(tmp_path: Path, wheels: Path, message: str) -> None:
     own = tmp_path / "own"
     own.mkdir()
     torch(own, "2.7.1+cpu", None, [])
-    venv = environment(tmp_path.resolve(), str(next(own.glob("*.whl"))), log=CPU_LOG)
+    venv = environment(tmp_path.resolve(), str(next(own.glob("*.whl"))), log=CPU_LOG + message)
     assert cuda_of(venv) == "2.7.1+cpu None"
     assert venv.fix("--apply")["state"] == "fixed"
     assert cuda_of(venv) == "2.7.1+cu126 12.6"
-    assert venv.fix()["state"] == "healthy"
+    again = venv.fix()
+    assert again["state"] == "healthy"
+    assert any("the log shows torch-without-cuda" in note for note in again["notes"]) == bool(message)
 
 
 def test_torchvision_and_torchaudio_for_the_cpu_are_replaced_with_torch(tmp_path: Path) -> None:
@@ -374,6 +387,16 @@ def test_a_torch_that_is_too_new_for_the_driver_is_replaced_by_one_that_fits(tmp
     assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
     release = database.torch_release(OLDER_TORCH)
     assert release and release.cuda == "12.8", "the wheel of this test is like the real one"
+
+
+def test_a_cause_that_the_planned_torch_excludes_is_not_left_to_do(tmp_path: Path, wheels: Path) -> None:
+    log = (
+        "NVIDIA A100-SXM4-80GB, driver 470.82.01\ntorch 2.7.1\nRuntimeError: The NVIDIA driver on your system is too "
+        "old (found version 11040).\n"
+    )
+    document = environment(tmp_path.resolve(), "torch==2.7.1", log=log).fix()
+    assert [row["id"] for row in document["problems"]] == ["driver-too-old"]
+    assert "torch==2.0.1" in document["commands"][0]["argv"] and document["by_hand"] == []
 
 
 def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Path) -> None:
