@@ -32,6 +32,8 @@ from envbuild.util.errors import BuildError, FileError, SystemFault
 from envbuild.util.host_processes import run
 
 _BEGIN, _END = "# >>> envbuild >>>", "# <<< envbuild <<<"
+_DEACTIVATE = "deactivate () {\n"  # in the scripts of uv and of Python's venv
+_RESTORE, _OLD, _HAD = "_ENVBUILD_RESTORE", "_ENVBUILD_OLD_", "_ENVBUILD_HAD_"
 _MARK = ".envbuild-lock"
 _LAST_LINES = 8
 # uv's variables that decide only where and how it writes. Others may leave out or add distributions without an error.
@@ -246,15 +248,29 @@ def _write_constraints(constraints: str, folder: Path) -> None:
 
 def _write_activation(folder: Path, name: str, variables: Mapping[str, str]) -> None:
     """Make bin/activate (bash, zsh) set the profile's variables and, unless the path has a space, the constraints for
-    uv."""
+    uv. `deactivate` restores the values that the variables had before."""
     file = folder / "bin" / "activate"
     file_text = file.read_text(encoding="utf-8")
     kept = re.sub(rf"(?ms)^{re.escape(_BEGIN)}.*?^{re.escape(_END)}\n", "", file_text)
     constraints = folder / "constraints.txt"
     every = {**variables, **({"UV_CONSTRAINT": str(constraints)} if " " not in str(constraints) else {})}
-    lines = [f"export {variable}={shlex.quote(value)}" for variable, value in sorted(every.items())]
-    block = "\n".join([_BEGIN, f"# the variables of profile {name}", *lines, _END, ""])
-    _write(file, kept + block)
+    lines = [f"# the variables of profile {name}", f"{_RESTORE}={shlex.quote(' '.join(map(_restored, sorted(every))))}"]
+    for variable, value in sorted(every.items()):
+        lines.append(f'{_OLD}{variable}="${{{variable}-}}" {_HAD}{variable}="${{{variable}+set}}"')
+        lines.append(f"export {variable}={shlex.quote(value)}")
+    restoring = _block([f'    eval "${{{_RESTORE}-}}"', f"    unset {_RESTORE}"])
+    _write(file, kept.replace(_DEACTIVATE, _DEACTIVATE + restoring, 1) + _block(lines))
+
+
+def _block(lines: Iterable[str]) -> str:
+    return "\n".join([_BEGIN, *lines, _END, ""])
+
+
+def _restored(variable: str) -> str:
+    """The shell command that restores the value of a variable, or that it had none."""
+    old, had = f"{_OLD}{variable}", f"{_HAD}{variable}"
+    restore = f'if [ -n "${had}" ]; then export {variable}="${old}"; else unset {variable}; fi;'
+    return f"{restore} unset {old} {had};"
 
 
 def _write(file: Path, text: str) -> None:

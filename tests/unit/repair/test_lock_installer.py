@@ -124,6 +124,7 @@ def test_repeating_it_changes_only_what_differs(lock: Lock, folder: Path) -> Non
 
 def test_the_activation_sets_the_profiles_variables(lock: Lock, folder: Path, tmp_path: Path) -> None:
     install(lock, folder)
+    activate = (folder / "bin" / "activate").read_text()
     install(lock, folder)
     script = '. "$1/bin/activate"; printf "%s\\n" "$GREETING" "$UV_CONSTRAINT"'
     done = subprocess.run(
@@ -131,7 +132,21 @@ def test_the_activation_sets_the_profiles_variables(lock: Lock, folder: Path, tm
     )
     assert done.stdout == f"{HOSTILE}\n{folder}/constraints.txt\n"
     assert not (tmp_path / "hacked").exists()
-    assert (folder / "bin" / "activate").read_text().count("GREETING") == 1
+    assert (folder / "bin" / "activate").read_text() == activate
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])
+@pytest.mark.parametrize("before", ["", 'it\'s "$HOME"'], ids=["unset", "set"])
+def test_deactivate_restores_the_variables(lock: Lock, folder: Path, shell: str, before: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    install(lock, folder)
+    script = 'set -u; . "$1/bin/activate"; . "$1/bin/activate"; deactivate; env'
+    env = {"PATH": os.environ["PATH"], **({"GREETING": before} if before else {})}
+    argv = [shell, "-c", script, shell, str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    left = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert {name: value for name, value in left.items() if name not in ("PS1", "PWD", "OLDPWD", "SHLVL", "_")} == env
 
 
 def stored_cublas(lock: Lock) -> Path:
