@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from itertools import islice
@@ -209,11 +209,11 @@ def keep_wheel(lock: Lock, one: LockedExtension, wheel: Path, description: Mappi
 
 
 def faults_of_wheel(wheel: Path, lock: Lock, one: LockedExtension) -> list[str]:
-    """Return every reason why a wheel is not the requested one, or does not fit into the image; empty if it is."""
+    """Return every reason why a wheel is not the requested one; empty if it is."""
     wrong = extension_wheel_check.wheel_faults(
         wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python
     )
-    return wrong or list(_lacking(wheel, lock))  # this opens the wheel, so only if wheel_faults found none
+    return wrong or _requirements(wheel, lock.python)[1]  # this opens the wheel, so only if wheel_faults found none
 
 
 def _arch(lock: Lock) -> str:
@@ -268,8 +268,25 @@ def _only(out: Path, one: LockedExtension) -> Path:
     raise BuildError(f"the build of {one.name} did not produce exactly one wheel", hint=hint)
 
 
-def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
-    """Yield a sentence for each requirement of the wheel that is invalid, or that the image does not satisfy. The wheel
+def refuse_unlocked_requirements(wheels: Iterable[BuiltWheel], lock: Lock) -> None:
+    """Raise BuildError if the image does not satisfy a requirement of a compiled wheel. The wheels stay in the cache:
+    once the packages are locked too, they are not compiled again."""
+    lacking = []
+    for wheel in wheels:
+        for requirement in _requirements(wheel.path, lock.python)[0]:
+            version = lock.versions.get(canonicalize_name(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                needed = f"{wheel.name} needs {printable(str(requirement))[:200]}"
+                lacking.append(f"{needed}, and the lock has {version or 'none'}: add it to the profile's packages")
+    if lacking:
+        raise BuildError(
+            "compiled extensions require packages that the lock does not have",
+            hint="\n".join([*lacking, "the compiled wheels are kept: they will not be compiled again"]),
+        )
+
+
+def _requirements(wheel: Path, python: str) -> tuple[list[Requirement], list[str]]:
+    """Return the requirements of a wheel that apply to this Python, and a sentence for each that is invalid. The wheel
     is built after locking, so the resolver did not know its requirements.
 
     The wheel must have passed its check before, because it is opened without a check here.
@@ -277,24 +294,17 @@ def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as archive:
         name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)
         raw = archive.open(name).read(_MOST_METADATA + 1) if name else b""
-    if len(raw) > _MOST_METADATA:
-        yield f"its METADATA is larger than {_MOST_METADATA >> 20} MiB"
+    found: list[Requirement] = []
+    invalid = [f"its METADATA is larger than {_MOST_METADATA >> 20} MiB"] if len(raw) > _MOST_METADATA else []
     text = raw[:_MOST_METADATA].decode("utf-8", "replace")
     for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
         try:
             requirement = Requirement(line)
-            counts = requirement.marker is None or requirement.marker.evaluate(
-                {"python_version": lock.python, "extra": ""}
-            )
+            if requirement.marker is None or requirement.marker.evaluate({"python_version": python, "extra": ""}):
+                found.append(requirement)
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
-            yield f"it has an invalid requirement: {printable(line)[:200]}"
-            continue
-        version = lock.versions.get(canonicalize_name(requirement.name))
-        if not counts:
-            continue
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            needed = f"it needs {printable(str(requirement))[:200]}"
-            yield f"{needed}, and the lock has {version or 'none'}: add it to the profile's packages"
+            invalid.append(f"it has an invalid requirement: {printable(line)[:200]}")
+    return found, invalid
 
 
 def _why(one: LockedExtension) -> Sequence[str]:

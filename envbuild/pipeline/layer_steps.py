@@ -56,14 +56,17 @@ def find_or_compile_wheels(context: StepContext, recipe: Recipe, compile_one: Co
     the same inputs from these two; otherwise a new one, which the shared cache gets. The shared cache is not used if
     the recipe ignores records: a rebuild must not depend on it.
 
-    Raises BuildError if a wheel differs from the one that the lock records, and the recipe requires that one.
+    Raises BuildError if a wheel differs from the one that the lock records, and the recipe requires that one; also if
+    a wheel requires packages that the lock does not have.
     """
     shared = recipe.lock.extensions and recipe.wheel_records != "ignore"
     cache = shared_extension_cache.configured_cache() if shared else None
-    wheels = _SharedWheels(context, cache) if cache else None
-    found = [_find_or_compile(context, recipe, wheels, one, compile_one) for one in recipe.lock.extensions]
+    shared_wheels = _SharedWheels(context, cache) if cache else None
+    found = [_find_or_compile(context, recipe, shared_wheels, one, compile_one) for one in recipe.lock.extensions]
     record_wheels(context, recipe, [record for _, record in found])
-    return tuple(wheel for wheel, _ in found)
+    wheels = tuple(wheel for wheel, _ in found)
+    extension_wheel_build.refuse_unlocked_requirements(wheels, recipe.lock)
+    return wheels
 
 
 def _find_or_compile(

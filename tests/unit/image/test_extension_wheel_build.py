@@ -205,13 +205,16 @@ def test_a_wheel_that_fails_its_check_is_not_kept(
 
 
 def test_requirements_of_a_wheel_must_be_locked(locked: Lock, compiler: Compiler) -> None:
-    """The wheel is installed without dependencies, so its requirements were not resolved."""
+    """The wheel is installed without dependencies, so its requirements were not resolved. It is kept: its compilation
+    may have taken an hour, and adding a package to the lock does not change it."""
     compiler.requires = ["numpy>=1", "einops>0.8", "torch>=99", 'tomli; python_version < "3.11"', 'x; extra == "dev"']
+    wheel = made(locked)
     with pytest.raises(BuildError) as caught:
-        made(locked)
+        extension_wheel_build.refuse_unlocked_requirements([wheel], locked)
     lines = str(caught.value.hint).splitlines()
     assert len(lines) == 3
     assert "einops>0.8" in lines[0] and "packages" in lines[0] and "torch>=99" in lines[1]
+    assert extension_wheel_build.find_wheel(locked, locked.extensions[0]) == wheel
 
 
 @pytest.mark.parametrize("left", ["link next to it", "file next to it", "folder", "link", "nothing"])

@@ -322,14 +322,6 @@ def test_a_wheel_that_is_not_as_requested_is_refused(
     assert local_files() == []
 
 
-def test_requirements_of_a_fetched_wheel_must_be_locked(
-    kind: Kind, locked: Lock, on_b: BuiltWheel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extension_wheel_build, "_lacking", lambda wheel, lock: ["it needs einops"])
-    with pytest.raises(Refusal, match="it needs einops"):
-        fetch(kind.cache, locked)
-
-
 def test_the_disk_is_looked_at_before_a_wheel(
     kind: Kind, locked: Lock, on_b: BuiltWheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

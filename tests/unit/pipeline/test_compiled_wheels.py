@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from packaging.requirements import Requirement
 
 from envbuild.evidence import image_status
 from envbuild.image import build_records, extension_wheel_build, registry_push, shared_extension_cache
@@ -458,6 +459,18 @@ def test_a_cache_that_cannot_be_used_is_noted_once(site: Site, cache: str, monke
     found = layer_steps.find_or_compile_wheels(context, recipe, lambda one: replace(wheel, name=one.name))
     assert [one.name for one in found] == ["kernels", "second"] and len(site.notes) == 1
     assert asked == (["kernels", "second"] if cache.startswith("/") else ["kernels"]), "a registry may keep it waiting"
+
+
+def test_a_wheel_that_requires_other_packages_is_recorded_and_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension_wheel_build, "_requirements", lambda wheel, python: ([Requirement("einops")], []))
+    wheel = compile_kernels(site.lock)
+    with pytest.raises(BuildError) as caught:
+        site.build()
+    assert "kernels needs einops, and the lock has none: add it" in str(caught.value.hint)
+    assert site.lock.recorded_wheel("kernels", site.key)
+    assert wheel.path.is_file()
 
 
 def test_a_rebuild_does_not_use_the_shared_cache(site: Site) -> None:
