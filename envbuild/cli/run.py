@@ -52,7 +52,7 @@ def command(
     """
     if not logs:
         raise UsageError("--with-fix is missing", hint="envbuild run --with-fix train.log -- python train.py")
-    from envbuild.repair import fixed_library_folder_and_variables, repair_output
+    from envbuild.repair import fixed_library_folder_and_variables, repair_output, required_changes
 
     interpreter = python or _interpreter(program[0])
     plan, held = fix_command.planned_repair(tuple(filter(None, logs)), interpreter, gpus, files_only=True)
@@ -72,6 +72,8 @@ def command(
         return
     if plan.diagnosis.healthy:
         _say("nothing to fix; the program starts unchanged")
+    if not plan.diagnosis.gpus:
+        _say(required_changes.NO_GPU)
     for problem, remedy in plan.diagnosis.by_hand:
         _say(f"not fixed: {problem}; fix: {remedy}")
     for name, value in environment.variables.items():

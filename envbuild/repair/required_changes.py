@@ -34,6 +34,10 @@ TORCH_WITHOUT_CUDA = "torch-without-cuda"
 """The id of the cause in a log that torch is a build without CUDA."""
 COMPANION_BUILD = "companion-build"
 """The id of the problem that torchvision or torchaudio was built for the CPU or a different CUDA version than torch."""
+NO_GPU = (
+    "no GPU was found on this machine or in a log, so faults of GPU models were not checked: repeat the command with "
+    "the GPU model of the job, such as --gpu h20"
+)
 _MOST_ROUNDS = 5
 
 
@@ -677,10 +681,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
     present = held.installed.get("torch")
     place, option = ("this image", "--image") if audited.wanted.image else ("this environment", "--python")
     if not audited.wanted.gpus:
-        yield (
-            "no GPU was found on this machine or in a log, so faults of GPU models were not checked: repeat the "
-            "command with the GPU model of the job, such as --gpu h20"
-        )
+        yield NO_GPU
     if torch and present and torch.partition("+")[0] != present.partition("+")[0]:
         yield (
             f"the log shows torch {torch}, but {place} has {present}: no action is needed unless the job ran "

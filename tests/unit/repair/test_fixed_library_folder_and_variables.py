@@ -98,7 +98,10 @@ def test_nothing_to_fix_starts_the_program_unchanged(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(LOG)
     done = started(place, "--", str(place.python), "-c", "import os; print(os.environ.get('LD_PRELOAD'))")
     assert (done.returncode, done.stdout) == (0, "None\n")
-    assert "nothing to fix" in done.stderr
+    assert "nothing to fix" in done.stderr and "no GPU was found" not in done.stderr
+    (tmp_path / "train.log").write_text("torch 2.3.1+cu121\n")
+    done = started(place, "--", str(place.python), "-c", "")
+    assert "nothing to fix" in done.stderr and "no GPU was found on this machine or in a log" in done.stderr
 
 
 @pytest.mark.slow
