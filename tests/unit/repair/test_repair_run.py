@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +29,12 @@ from envbuild.cli import fix as fix_command
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.repair import file_backup, repair_output, repair_run, requirement_edits
 from envbuild.repair.repair_plan import Command
+from envbuild.runners import host_runner
+from envbuild.testrun.run_result import RawOutput
+from envbuild.testrun.selftest_job import Job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, FileError, HashMismatch
+from unit.evidence.runs import documents, line, output, probe
 from unit.repair.test_repair_plan import LOG
 from unit.support import envbuild, is_locked, write_wheel
 
@@ -552,3 +556,35 @@ def test_a_form_that_is_not_understood_is_left_to_the_user(tmp_path: Path) -> No
 def test_processes_are_found_by_the_files_that_they_use() -> None:
     maps = {path for line in Path("/proc/self/maps").read_text().splitlines() if (path := line[73:].strip())}
     assert all(one.pid != os.getpid() for one in repair_run.processes_using(maps))
+
+
+@pytest.mark.parametrize("status", ["passed", "failed"])
+def test_the_probes_of_the_advisories_decide_whether_the_environment_is_fixed(
+    monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """The self-test's process is a stand-in, because it needs the GPU."""
+    started: list[str] = []
+
+    def run(python: Path, job: Job) -> RawOutput:
+        started.append(str(python))
+        found = documents(probe("gemm.crash", status))
+        text = [line(json.dumps(document).encode(), number, job.nonce) for number, document in enumerate(found)]
+        return output(text, exit_code=0 if status == "passed" else 5)
+
+    monkeypatch.setattr(host_runner, "run_on_host", run)
+    held: Any = SimpleNamespace(
+        torch=SimpleNamespace(imported=True),
+        machine=SimpleNamespace(gpus=("NVIDIA H20",)),
+        python=SimpleNamespace(version="3.11.7", executable="/venv/bin/python"),
+    )
+    plan: Any = SimpleNamespace(
+        diagnosis=SimpleNamespace(probes=("gemm.crash",)), manager=SimpleNamespace(prefix=Path("/venv"))
+    )
+    done = repair_run.run_probes(plan, held)
+    assert not isinstance(done, str) and started == ["/venv/bin/python"]
+    if status == "passed":
+        repair_run.require_probes_passed(done, plan)
+        return
+    with pytest.raises(CheckFailed) as caught:
+        repair_run.require_probes_passed(done, plan)
+    assert "gemm.crash: signal" in str(caught.value.hint) and "--undo" in str(caught.value.hint)
