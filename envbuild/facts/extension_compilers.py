@@ -81,14 +81,14 @@ class CompiledPackage(FactRow):
     torch_below: Release | None = None
     newest: Release | None = None
 
-    def obstacle(self, version: str, torch: str, capabilities: Iterable[str]) -> str | None:
+    def obstacle(self, version: str, torch: str | None, capabilities: Iterable[str]) -> str | None:
         """Why this version cannot be compiled for GPUs of these compute capabilities, and what to do; None if it
         can."""
         lacking = [one for one in capabilities if self.architectures and _major(one) not in self.architectures]
         if lacking:
             return f"has no kernels for compute capability {', '.join(lacking)}: remove it"
         known = self.newest is not None and Version(version) <= Version(self.newest)
-        if known and self.torch_below and Version(torch) >= Version(self.torch_below):
+        if known and torch and self.torch_below and Version(torch) >= Version(self.torch_below):
             return f"does not compile with torch {torch}: use a torch below {self.torch_below}"
         return None
 

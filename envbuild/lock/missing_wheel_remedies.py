@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -18,6 +19,8 @@ from envbuild.facts.extension_compilers import CompiledPackage
 from envbuild.fetch import index_config, index_pages, newest_release_lag, wheel_resolution_and_download
 from envbuild.fetch.index_pages import Listed
 from envbuild.profile.environment_and_lock_file_readers import marker_applies
+from envbuild.profile.extension_spec import Extension
+from envbuild.resolve import nvcc_source
 from envbuild.resolve.plan_resolver import ARCH_LIST, Plan
 from envbuild.util.errors import NetworkError
 
@@ -127,13 +130,26 @@ def _texts(plan: Plan, found: Sequence[SourceOnly]) -> Iterator[str]:
         rows = [compiled[one.name] for one in kernels]
         needed = sorted({name for row in rows for name in row.packages})
         yield f"{'it needs' if len(rows) == 1 else 'they need'} these packages too: {', '.join(needed)}"
+        cuda = plan.choice.situation.cuda
+        without_nvcc = nvcc_source.reason_without_wheels(cuda) if cuda and not plan.extension_toolchain else None
+        if without_nvcc:
+            yield f"their compiler is missing too: {without_nvcc}"
         yield (
             f"to compile {'it' if len(rows) == 1 else 'them'} for torch {torch} and compute "
             f"capability {listed or '-'}, add to a profile that extends {plan.cli_words.split()[0]}:"
         )
         yield "extensions:"
+        for item in plan.extension_toolchain.wanted if plan.extension_toolchain else ():
+            yield from _inherited(item.extension)
         for one, row in zip(kernels, rows, strict=True):
             yield from _stanza(one, row, capabilities)
+
+
+def _inherited(extension: Extension) -> Iterator[str]:
+    """The entry of an extension that the profile compiles already, because a list replaces that of the parent."""
+    entry = extension.model_dump(mode="json", exclude_unset=True)
+    for line in yaml.safe_dump([entry], default_flow_style=None, sort_keys=False, width=110).splitlines():
+        yield f"  {line}"
 
 
 def _named(found: Sequence[SourceOnly]) -> str:

@@ -73,11 +73,18 @@ def choose_toolchain(loaded: LoadedProfile, cuda: str | None, packages: str) -> 
     compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
         return Toolchain(f"{packages}/{compiler.folder}", cuda, (_requirement(compiler, cuda, profile.torch),))
+    return fault(where, str(reason_without_wheels(cuda)))
+
+
+def reason_without_wheels(cuda: str) -> str | None:
+    """Why nvcc of this CUDA release cannot be installed from wheels, and what to use instead; None if it can."""
+    compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
+    if compiler and not compiler.lacks:
+        return None
     lacks = f" ({compiler.lacks})" if compiler else ""
-    return fault(
-        where,
+    return (
         f"nvcc of CUDA {cuda} is not available as wheels{lacks}: set an archive of its toolkit (toolchain: {{sha256, "
-        f"url}}), or a devel image as base and toolchain: base{_or_debian(cuda)}",
+        f"url}}), or a devel image as base and toolchain: base{_or_debian(cuda)}"
     )
 
 

@@ -48,7 +48,8 @@ def test_the_proposed_entry_gives_a_package_that_loads(images: None, scratch: Pa
     place.write(name, extends=PROFILES[package], extensions=[left_out], selftest={"require": ["env.libs"]})
     with_requirements = (name, "--requirements", "requirements.txt", "--json")
     hint = place.run("lock", *with_requirements).error["hint"]
-    (proposed,) = yaml.safe_load(hint[hint.index("\nextensions:") :])["extensions"]
+    entries = yaml.safe_load(hint[hint.index("\nextensions:") :])["extensions"]
+    proposed = next(entry for entry in entries if entry["name"] == package)
     proposed["build"]["env"] |= FEWER.get(package, {})
     place.change(name, extensions=[left_out, proposed])
     assert place.run("lock", *with_requirements).code == 0

@@ -79,6 +79,22 @@ def test_a_gpu_that_a_package_does_not_support_is_named_instead(project: Path, i
     assert "extensions:" not in text and "flash-attn==" not in text and "pure==1.0.9" in text
 
 
+def test_the_entries_of_the_profile_are_repeated(project: Path, index: Index) -> None:
+    """A list of a profile replaces that of the profile that it extends."""
+    own = {"name": "kernels", "git": "https://git.example/k", "commit": "c" * 40, "modules": ["kernels"],
+           "build": {"env": {"CC": "gcc"}}}  # fmt: skip
+    plan = plan_of(project, {**SMALL, "cuda": "13.0", "extensions": [own], "packages": ["flash-attn"]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
+    entries = yaml.safe_load(text[text.index("extensions:") :])["extensions"]
+    assert entries[0] == own and entries[1]["name"] == "flash-attn" and "compiler is missing" not in text
+
+
+def test_a_compiler_that_is_missing_too_is_named(project: Path, index: Index) -> None:
+    plan = plan_of(project, {**SMALL, "torch": "2.7.1", "packages": ["flash-attn"]})
+    text = str(missing_wheel_remedies.remedies(plan, "Because all versions of flash-attn have no usable wheels"))
+    assert "their compiler is missing too: nvcc of CUDA 12.6 is not available as wheels" in text
+
+
 def test_a_torch_with_which_a_release_does_not_compile_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SMALL, "torch", "2.14.0")
     text = proposed(project, monkeypatch, Listed("flash_attn-2.8.3.tar.gz", "0" * 64))
