@@ -34,7 +34,8 @@ for name in sys.argv[1:]:
 PROFILES = {"deepspeed": "h20", "flash-attn": "h100"}
 # flash-attn's own macros, which leave out variants of its kernels: all of them take hours with two cores.
 _FEWER = " ".join(
-    f"-DFLASHATTENTION_DISABLE_{feature}" for feature in ("DROPOUT", "ALIBI", "SOFTCAP", "LOCAL", "UNEVEN_K")
+    f"-DFLASHATTENTION_DISABLE_{feature}"
+    for feature in ("BACKWARD", "DROPOUT", "ALIBI", "SOFTCAP", "LOCAL", "UNEVEN_K")
 )
 FEWER = {"flash-attn": {"CXXFLAGS": _FEWER, "NVCC_APPEND_FLAGS": _FEWER}}
 
