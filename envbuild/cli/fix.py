@@ -94,7 +94,7 @@ def command(
         for line in repair_output.repair_lines(plan, torch, prove, again, outdated):
             click.echo(printable(line))
         if other := _line_for_driver(plan, profile):
-            click.echo(f"Or start again, with a profile for this driver: envbuild install {other} NEW_FOLDER")
+            click.echo(f"Or start again, with a profile for this driver: {other}")
     document = repair_output.repair_document(plan, prove, profile)
     document = replace(document, notes=(*document.notes, *outdated))
     if applied and not plan.diagnosis.healthy:
@@ -104,8 +104,9 @@ def command(
 
 
 def _line_for_driver(plan: RepairPlan, profile: str | None) -> str | None:
-    """If the driver is too old for the installed torch, return the name of a profile for the same GPU (such as h20-cu12
-    for h20) that supports the driver. Return None otherwise, and if a profile is invalid."""
+    """If the driver is too old for the installed torch, return the commands that install a profile for the same GPU
+    (such as h20-cu12 for h20) that supports the driver. Return None otherwise, and if a profile is invalid."""
+    from envbuild.profile import profile_and_lock_name_lookup
     from envbuild.repair.required_changes import DRIVER_TOO_OLD
     from envbuild.resolve import cuda_line_lookup
 
@@ -116,7 +117,13 @@ def _line_for_driver(plan: RepairPlan, profile: str | None) -> str | None:
         lines = cuda_line_lookup.gpu_lines(profile)
     except EnvbuildError:
         return None
-    return next((line.profile for line in lines if line.refusal(driver) is None), None)
+    fitting = next((line.profile for line in lines if line.refusal(driver) is None), None)
+    if fitting is None:
+        return None
+    install = f"envbuild install {fitting} NEW_FOLDER"
+    if fitting in profile_and_lock_name_lookup.profile_names():
+        return install
+    return f"envbuild init {fitting}; envbuild lock {fitting}; {install}"
 
 
 def _show_image_fix(reference: str, logs: tuple[str, ...], gpus: Sequence[Gpu], as_json: bool) -> None:

@@ -35,11 +35,12 @@ class NewProfile:
 @json_option
 def command(name: str, parent: str | None, image: str | None, python: str | None, as_json: bool) -> None:
     """Write profiles/NAME.yaml, a commented profile. It extends another profile, or lists the contents of an image or
-    an environment. Without an option, NAME is a GPU that has no profile yet.
+    an environment. Without an option, NAME is a GPU that has no profile yet, or the name of a line of that GPU.
 
     An existing file is never replaced.
 
     Example: envbuild init rtx5080-laptop
+    Example: envbuild init rtx3090-cu12
     Example: envbuild init myproject --from h20
     Example: envbuild init myproject --from-env .venv
     Example: envbuild init myproject --from-image colleague:tag
@@ -69,10 +70,10 @@ _SOURCES = "--from PROFILE, --from-image IMAGE or --from-env PATH"
 _AS_IN = "envbuild init myproject --from h20"
 
 
-def write_for_gpu(gpu: str) -> Path:
-    """Write a profile for a known GPU that has none, and return the file."""
-    file = Path.cwd() / "profiles" / f"{gpu}.yaml"
-    write_within(Path.cwd(), file, starter_profile.for_gpu(gpu))
+def write_for_gpu(name: str) -> Path:
+    """Write a profile for a known GPU that has none, or for one of its CUDA lines, and return the file."""
+    file = Path.cwd() / "profiles" / f"{name}.yaml"
+    write_within(Path.cwd(), file, starter_profile.for_gpu(name))
     return file
 
 
@@ -84,12 +85,12 @@ def _written(file: Path, as_json: bool) -> None:
 
 
 def _gpu(name: str) -> str:
-    """Return the id of the GPU that `name` means, if that GPU has no profile. Raises an error with the reason if the
-    GPU has a profile, or if `name` is not a GPU."""
+    """Return the name of the profile for the GPU, or the line of a GPU, that `name` means, if it has no profile. Raises
+    an error with the reason if there is such a profile, or if `name` is not a GPU."""
     try:
         there = profile_and_lock_name_lookup.meant(name)
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
-        return missing.gpu
+        return missing.name
     except ProfileError:
         if gpu_name_lookup.candidates(name):  # several GPUs, or one that envbuild does not support
             raise

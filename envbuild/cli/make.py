@@ -127,17 +127,18 @@ def command(
     if dry_run:
         _preview(names or _own_names(), wanted, options, as_json)
         return
-    names = names if locked else tuple(map(_with_profile, names))
     if every or len(names) > 1:
         from envbuild.pipeline.multi_profile_make import BatchOptions
 
         batch = BatchOptions(
             locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old, line, driver, every
         )
+        if not locked:
+            _write_lines(names, wanted)
         _several(names or _own_names(), batch, as_json)
         return
     name, options = _with_line(names[0], wanted, options)
-    _one(name, options, as_json)
+    _one(name if locked else _with_profile(name), options, as_json)
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,20 @@ def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_
     for_each(names, one, as_json)
 
 
+def _write_lines(names: Sequence[str], wanted: _LineOptions) -> None:
+    """For each name, write the profile of the line to build, if it belongs to a GPU without a shipped profile and does
+    not exist. An error in the choice of a line is not reported here, because the choice is repeated later."""
+    from envbuild.pipeline.model import Options  # not for --help
+
+    for name in names:
+        with contextlib.suppress(EnvbuildError):
+            _with_profile(_with_line(name, wanted, Options())[0])
+
+
 def _with_profile(name: str) -> str:
-    """Return the name of the profile that `name` means. For a GPU without a profile, write one first. An invalid name
-    is returned unchanged: its error is reported when its profile is read."""
+    """Return the name of the profile that `name` means. For a GPU without a profile, or without one for the line that
+    `name` selects, write one first. An invalid name is returned unchanged: its error is reported when its profile is
+    read."""
     from envbuild.profile import profile_and_lock_name_lookup  # not for --help
 
     try:
@@ -195,9 +207,9 @@ def _with_profile(name: str) -> str:
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         from envbuild.cli import init
 
-        file = init.write_for_gpu(missing.gpu)
-        click.echo(f"note: no profile is shipped for {missing.gpu}; wrote {display(file)}", err=True)
-        return missing.gpu
+        file = init.write_for_gpu(missing.name)
+        click.echo(f"note: no profile is shipped for {missing.name}; wrote {display(file)}", err=True)
+        return missing.name
     except EnvbuildError:
         pass
     return name

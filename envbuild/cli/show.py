@@ -254,7 +254,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         driver=choice.driver,
         other_lines=tuple(
             OtherLine(line.profile, line.driver)
-            for line in ([] if unwritten else cuda_line_lookup.lines_for(loaded))
+            for line in cuda_line_lookup.lines_for(loaded)
             if line.profile != loaded.name
         ),
         forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
@@ -295,7 +295,7 @@ def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, boo
         return profile_reader_and_overrides.load(name, pins), False
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         click.echo(printable(f"note: {missing.note}"), err=True)
-        return profile_reader_and_overrides.unwritten(missing.gpu, pins), True
+        return profile_reader_and_overrides.unwritten(missing.name, pins), True
 
 
 def _all(as_json: bool) -> None:

@@ -19,13 +19,7 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
 
     Raises UsageError if the options do not fit the profile, NotProved if no line supports the driver.
     """
-    target = profile_and_lock_name_lookup.meant(name)
-    found = (
-        None
-        if profile_and_lock_name_lookup.is_path(target.profile)
-        else profile_and_lock_name_lookup.named_line(target.name)
-    )
-    base, label = found or (name if target.requirements else target.profile, None)
+    base, label = _split(name)
     lines = cuda_line_lookup.gpu_lines(base)
     if not lines and (line or driver):
         raise UsageError(f"--line and --driver are only for profiles with GPUs, and {name} has none")
@@ -40,6 +34,18 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
         found=None if locked else driver_here(),
     )
     return cuda_line_choice.choose_line(base, lines, request)
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """The profile of the current line for a name given by the user, and the label of the line that the name selects."""
+    try:
+        target = profile_and_lock_name_lookup.meant(name)
+    except profile_and_lock_name_lookup.UnwrittenProfile as missing:
+        return profile_and_lock_name_lookup.named_line(missing.name) or (missing.name, None)
+    if profile_and_lock_name_lookup.is_path(target.profile):
+        return target.profile, None
+    found = profile_and_lock_name_lookup.named_line(target.name)
+    return found or (name if target.requirements else target.profile, None)
 
 
 def line_or_name(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:

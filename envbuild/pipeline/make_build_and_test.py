@@ -184,7 +184,7 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
         loaded = load_profile(name, options).value
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         context.note(missing.note)
-        loaded = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
+        loaded = profile_reader_and_overrides.unwritten(missing.name, options.pins, options.requirements)
     try:
         found = find_image_store(context, AS_CONFIGURED, loaded.name, options.request)
         return examine(found, loaded, resolve_profile(loaded).value, options)

@@ -50,8 +50,9 @@ class Preflight:
     profile is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `registry`: the
     repository that gets the image, because no engine can be used; null if an engine gets it. `found_gpus`, `driver`:
     those of the machine that runs the self-test, as far as they are known. `lock_current`: whether the lock matches the
-    profile; if not, the bytes are estimated from the outdated lock. `without_base_image`: whether the bytes lack those
-    of a base image, whose manifest was not downloaded yet. `expected_from`: the profile whose earlier run on this
+    profile; if not, the bytes are estimated from the outdated lock. `bytes_from`: the profile whose lock is the basis
+    of the bytes, if this profile has no lock; null otherwise. `without_base_image`: whether the bytes lack those of a
+    base image, whose manifest was not downloaded yet. `expected_from`: the profile whose earlier run on this
     machine is the basis of `expected_minutes`. `extensions`: where their wheels will come from; empty if the image is
     built already. `extension_cache`: the shared cache that the settings name, if the image is not built yet."""
 
@@ -74,6 +75,7 @@ class Preflight:
     reasons: tuple[Reason, ...]
     extensions: tuple[PlannedExtension, ...] = ()
     extension_cache: str | None = None
+    bytes_from: str | None = None
 
     @property
     def reasons_text(self) -> str:
@@ -134,7 +136,8 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         needed = f"; driver {found.needed_driver} or newer" if found.needed_driver else ""
         yield f"line: {found.profile}, {found.line_reason}{needed}"
     about = ", without the base image, whose size is not known yet" if found.without_base_image else ""
-    about += "" if found.lock_current else ", estimated from an outdated lock"
+    outdated = "" if found.lock_current else ", estimated from an outdated lock"
+    about += f", estimated from the lock of {found.bytes_from}" if found.bytes_from else outdated
     if found.fetch_bytes is None or found.disk_bytes is None:
         yield "to fetch and on disk: unknown, there is no lock yet"
     else:

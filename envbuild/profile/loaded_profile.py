@@ -20,7 +20,8 @@ PIN = "--pin"
 class LoadedProfile:
     """A profile with its name and file. `document`: its values, each with file and line. `plain`: the profile without
     the versions from --pin; None if that option is not used. `notes`: lines of a requirements file that are left out,
-    each with the reason. `constraints`: bounds from the files that the requirements file names with -c."""
+    each with the reason. `constraints`: bounds from the files that the requirements file names with -c. `parent`: the
+    name or path of the profile that this one extends."""
 
     name: str
     file: Path
@@ -30,6 +31,7 @@ class LoadedProfile:
     plain: Profile | None = None
     notes: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
+    parent: str | None = None
 
     @property
     def cli_words(self) -> str:

@@ -12,28 +12,28 @@ from pathlib import Path
 from shlex import quote
 
 from envbuild.profile.profile_folders import is_path as is_path
-from envbuild.profile.profile_folders import profile_folders
+from envbuild.profile.profile_folders import profile_folders, split_line
 from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 
 _LONGEST = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
 DEVEL = "devel"
-_LINE = re.compile(r"(.+)-(cu[0-9]{2})")  # the name of a profile for a different CUDA major version, as in h20-cu12
 LOCK = ".lock.yaml"
 
 
 class UnwrittenProfile(ProfileError):
-    """A GPU has no profile. `gpu`: the GPU's id, which is also the name of the profile that `envbuild init` would
-    write. `note`: the line that commands print if they use that profile although its file does not exist."""
+    """A GPU has no profile, or no profile for one of its CUDA lines. `name`: the name of the profile that `envbuild
+    init` would write: the GPU's id, or for a line GPU-cu12. `note`: the line that commands print if they use that
+    profile although its file does not exist."""
 
-    def __init__(self, gpu: str) -> None:
-        writes = f"envbuild init {gpu}"
+    def __init__(self, name: str) -> None:
+        writes = f"envbuild init {name}"
         super().__init__(
-            f"no profile is shipped for {gpu}, and profiles/{gpu}.yaml does not exist", hint=f"create it: {writes}"
+            f"no profile is shipped for {name}, and profiles/{name}.yaml does not exist", hint=f"create it: {writes}"
         )
-        self.gpu = gpu
-        self.note = f"no profile is shipped for {gpu}: using the profile that `{writes}` would write"
+        self.name = name
+        self.note = f"no profile is shipped for {name}: using the profile that `{writes}` would write"
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,16 @@ def _files(folder: Path) -> list[Path]:
 
 def named_line(name: str) -> tuple[str, str] | None:
     """Split the name of a CUDA line into profile and label: h20-cu12 into h20 and cu12. None if the name does not have
-    this form, or if the first part is not the name of a profile."""
-    found = _LINE.fullmatch(name)
-    return (found[1], found[2]) if found and found[1] in _profiles(profile_folders()) else None
+    this form, or if the first part is neither the name of a profile nor a GPU for which `envbuild init` would write
+    this line."""
+    found = split_line(name)
+    if found is None:
+        return None
+    if found[0] in _profiles(profile_folders()):
+        return found
+    from envbuild.profile import nearest_gpu_profile  # imported only for such names: it imports the facts
+
+    return found if found[1] in nearest_gpu_profile.lines_for_gpu(found[0]) else None
 
 
 def lines_of(name: str) -> dict[str, str]:
@@ -182,8 +189,12 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
             made_for, wanted, folder = origin
             _refuse_foreign(locks()[name], made_for, wanted)
             return replace(_profile(made_for, folder), name=name, cli_words=quote(name), requirements=wanted)
-    if wanted is None:
-        return found
+    return found if wanted is None else with_requirements(found, wanted)
+
+
+def with_requirements(found: Meant, wanted: Path) -> Meant:
+    """Combine a profile with a requirements file, under a name that contains the name of the file's folder. Raises
+    ProfileError if this name belongs to another project's lock."""
     folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
     words = f"{found.cli_words} --requirements {quote(str(wanted))}"
     name = _shortened(f"{found.name}-{folder_name or 'project'}")
@@ -193,15 +204,19 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
 
 
 def _of_gpu(name: str, unknown: ProfileError) -> str:
-    """The name of the profile for a GPU, which people may call by several names. If the GPU has no profile, the name of
-    the profile for a GPU that shares its evidence. Raises `unknown` if `name` is not a GPU's, or is a path or a folder;
-    ProfileError if several GPUs have this name; UnwrittenProfile if there is no such profile."""
+    """The name of the profile for a GPU, which people may call by several names, or for one of its CUDA lines
+    (GPU-cu12). If the GPU has no profile, the name of the profile for a GPU that shares its evidence. Raises `unknown`
+    if `name` is not a GPU's, or is a path or a folder; ProfileError if several GPUs have this name; UnwrittenProfile if
+    there is no such profile."""
     if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise unknown
     from envbuild.facts import database, gpu_name_lookup  # imported only if no profile has the name
-    from envbuild.profile import value_types
+    from envbuild.profile import nearest_gpu_profile, value_types
 
-    found = gpu_name_lookup.candidates(name)
+    found, label = gpu_name_lookup.candidates(name), None
+    if not found and (line := split_line(name)):
+        name, label = line
+        found = gpu_name_lookup.candidates(name)
     if not found:
         raise unknown
     if len(found) > 1:
@@ -212,11 +227,14 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
     if text:
         raise ProfileError(text)
     known = _profiles(profile_folders())
-    served = (gpu.id for gpu in (*found, *database.family(found[0])) if gpu.id in known)
-    profile = next(served, None)
-    if profile is None:
-        raise UnwrittenProfile(found[0].id)
-    return profile
+    served = [gpu.id for gpu in (*found, *database.family(found[0])) if gpu.id in known]
+    base = served[0] if served else found[0].id
+    profile = f"{base}-{label}" if label else base
+    if profile in known:
+        return profile
+    if label and label not in nearest_gpu_profile.lines_for_gpu(base):
+        raise unknown
+    raise UnwrittenProfile(profile)
 
 
 def _shortened(name: str) -> str:

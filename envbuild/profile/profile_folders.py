@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.util import package_data
+
+_LINE = re.compile(r"(.+)-(cu[0-9]{2})")  # the name of a profile for a different CUDA major version, as in h20-cu12
 
 
 def profile_folders() -> Iterator[Path]:
@@ -17,3 +20,10 @@ def profile_folders() -> Iterator[Path]:
 
 def is_path(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def split_line(name: str) -> tuple[str, str] | None:
+    """Split a name at the label of a CUDA line: h20-cu12 into h20 and cu12. None if the name does not have this
+    form."""
+    found = _LINE.fullmatch(name)
+    return (found[1], found[2]) if found else None

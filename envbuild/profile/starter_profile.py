@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-from packaging.version import Version
-
 from envbuild.facts import database
-from envbuild.facts.gpu_fact_types import Gpu
+from envbuild.profile import nearest_gpu_profile
 from envbuild.profile.loaded_profile import LoadedProfile
-from envbuild.util import package_data
+from envbuild.profile.profile_folders import split_line
 from envbuild.util.errors import ProfileError
 
 
@@ -42,45 +40,30 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
 
 
 def for_gpu(name: str) -> str:
-    """Return the text of a profile for the GPU with the id `name`. It extends the shipped profile of the most similar
-    GPU.
+    """Return the text of a profile for a GPU. `name`: the GPU's id, or the name of one of its CUDA lines, such as
+    rtx3090-cu12. The profile extends the shipped profile of the most similar GPU, or that profile's line of the same
+    label.
 
     Raises ProfileError if the GPU cannot run the code of any shipped profile.
     """
-    gpu = database.gpus()[name]
-    parent = _nearest(gpu)
-    if parent is None:
+    ident, label = split_line(name) or (name, None)
+    gpu = database.gpus()[ident]
+    nearest = nearest_gpu_profile.nearest_gpu(gpu)
+    if nearest is None:
         raise ProfileError(
-            f"no shipped profile supports GPUs like {name} (compute capability {gpu.compute_capability})",
-            hint=f"envbuild init {name} --from PROFILE, then set gpus and torch",
+            f"no shipped profile supports GPUs like {ident} (compute capability {gpu.compute_capability})",
+            hint=f"envbuild init {ident} --from PROFILE, then set gpus and torch",
         )
+    parent = f"{nearest.id}-{label}" if label else nearest.id
+    text = f"{gpu.names[0]}, CUDA {label.removeprefix('cu')}" if label else gpu.names[0]
     return "\n".join(
         [
-            f"# The pins are those of {parent.id}, the shipped profile for the most similar GPU (compute capability",
-            f"# {parent.compute_capability}; {name} has {gpu.compute_capability}).",
+            f"# The pins are those of {parent}, a shipped profile for the most similar GPU (compute capability",
+            f"# {nearest.compute_capability}; {ident} has {gpu.compute_capability}).",
             f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
-            f"description: {json.dumps(gpu.names[0])}",
-            f"extends: {parent.id}  # mappings are merged, everything else replaces the parent's value",
-            f"gpus: [{name}]",
+            f"description: {json.dumps(text)}",
+            f"extends: {parent}  # mappings are merged, everything else replaces the parent's value",
+            f"gpus: [{ident}]",
             "",
         ]
     )
-
-
-def _nearest(gpu: Gpu) -> Gpu | None:
-    """The most similar GPU that has a shipped profile whose code `gpu` can run: the major number of its compute
-    capability is the same, and the capability is not higher. Prefers the highest capability. Among equals, prefers a
-    GeForce for a GeForce, and a GPU that is not a GeForce for any other GPU, because GeForce drivers have their own
-    limits."""
-    own = _capability(gpu)
-    shipped = [one for one in database.gpus().values() if (package_data.PROFILES / f"{one.id}.yaml").is_file()]
-    fits = [one for one in shipped if _capability(one).major == own.major and _capability(one) <= own]
-    return max(fits, key=lambda one: (_capability(one), _is_geforce(one) == _is_geforce(gpu)), default=None)
-
-
-def _capability(gpu: Gpu) -> Version:
-    return Version(gpu.compute_capability)
-
-
-def _is_geforce(gpu: Gpu) -> bool:
-    return "GeForce" in gpu.names[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.facts import database
-from envbuild.profile import profile_and_lock_name_lookup
+from envbuild.profile import nearest_gpu_profile, profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides
@@ -14,15 +14,25 @@ _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def gpu_lines(name: str) -> list[GpuLine]:
-    """The lines of the GPU profile `name`, the current one first; empty if the profile lists no GPUs."""
-    current = profile_reader_and_overrides.load(name)
-    if not current.profile.gpus:
+    """The lines of the GPU profile `name`, the current one first; empty if the profile lists no GPUs. For a GPU without
+    a shipped profile, they include those that `envbuild init` would write."""
+    current = _read(name)
+    if not current.gpus:
         return []
-    others = sorted(profile_and_lock_name_lookup.lines_of(name).items(), reverse=True)
+    labels = nearest_gpu_profile.lines_for_gpu(name) if list(current.gpus) == [name] else []
+    others = {label: f"{name}-{label}" for label in labels} | profile_and_lock_name_lookup.lines_of(name)
     return [
-        as_line(name, CURRENT, current.profile),
-        *(as_line(other, label, profile_reader_and_overrides.load(other).profile) for label, other in others),
+        as_line(name, CURRENT, current),
+        *(as_line(other, label, _read(other)) for label, other in sorted(others.items(), reverse=True)),
     ]
+
+
+def _read(name: str) -> Profile:
+    """Read a profile by name; for a GPU without a profile, return the one that `envbuild init` would write."""
+    try:
+        return profile_reader_and_overrides.load(name).profile
+    except profile_and_lock_name_lookup.UnwrittenProfile as missing:
+        return profile_reader_and_overrides.unwritten(missing.name).profile
 
 
 def lines_for(loaded: LoadedProfile) -> list[GpuLine]:

@@ -45,11 +45,14 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     )
 
 
-def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> LoadedProfile:
-    """The profile that `envbuild init` would write for a GPU without a profile. Writes no file."""
-    file = Path.cwd() / "profiles" / f"{gpu}.yaml"
-    here = yaml_and_project_paths.parse(starter_profile.for_gpu(gpu), yaml_and_project_paths.display(file))
-    meant = profile_and_lock_name_lookup.Meant(gpu, file, gpu, gpu)
+def unwritten(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> LoadedProfile:
+    """The profile that `envbuild init` would write for a GPU without a profile. `name`: the GPU's id, or the name of
+    one of its CUDA lines. `wanted`: as for `load`. Writes no file."""
+    file = Path.cwd() / "profiles" / f"{name}.yaml"
+    here = yaml_and_project_paths.parse(starter_profile.for_gpu(name), yaml_and_project_paths.display(file))
+    meant = profile_and_lock_name_lookup.Meant(name, file, name, name)
+    if wanted:
+        meant = profile_and_lock_name_lookup.with_requirements(meant, wanted)
     faults: list[Fault] = []
     return _source(meant, _inherited(here, file, yaml_and_project_paths.home(file), (), faults), pins or {}, faults)
 
@@ -58,7 +61,7 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     """Build the profile from the merged files. `faults`: the errors already found in these files; ProfileError is
     raised with them and any further ones."""
     file, wanted = meant.file, meant.requirements
-    merged.data.pop("extends", None)
+    parent = merged.data.pop("extends", None)
     if meant.profile == f"{file.stem}-{profile_and_lock_name_lookup.DEVEL}":
         variant = Document(
             merged.file,
@@ -87,7 +90,7 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     file = Path.cwd() / "profiles" / file.name if wanted else file
     return LoadedProfile(
         meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes),
-        tuple(constraints),
+        tuple(constraints), parent,
     )  # fmt: skip
 
 

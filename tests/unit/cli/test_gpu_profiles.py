@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from envbuild.facts import database
-from envbuild.pipeline import make_build_and_test
+from envbuild.pipeline import make_build_and_test, multi_profile_make
+from envbuild.pipeline.step_context import StepContext
 from envbuild.profile import starter_profile
 from envbuild.profile.value_types import PLATFORM
-from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.resolve import cuda_line_lookup, plan_resolver, profile_reader_and_overrides
 from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import EngineError
 from unit.support import envbuild, write_profile
@@ -191,3 +192,124 @@ def test_init_suggests_gpus_of_a_similar_name(project: Path, name: str, near: st
     done = envbuild("init", name)
     assert (done.code, files(project)) == (2, [])
     assert near in done.stderr.partition("did you mean ")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "parent"),
+    [("l20-cu12", "l20-cu12", "l40s-cu12"), ("RTX 3090-cu12", "rtx3090-cu12", "a100-cu12")],
+)
+def test_a_gpu_without_a_profile_has_the_lines_of_its_parent(
+    name: str, profile: str, parent: str, project: Path
+) -> None:
+    before = envbuild("show", name)
+    note = f"no profile is shipped for {profile}: using the profile that `envbuild init {profile}` would write"
+    assert (before.code, before.stderr) == (0, f"note: {note}\n")
+    gpu = profile.removesuffix("-cu12")
+    assert f"  other profile for this GPU: {gpu}, for driver 580.65.06 or newer\n" in before.stdout
+    assert files(project) == []
+    assert envbuild("init", name).code == 0
+    assert files(project) == [f"{profile}.yaml"]
+    text = (project / "profiles" / f"{profile}.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == {
+        "description": f"{database.gpus()[gpu].names[0]}, CUDA 12", "extends": parent, "gpus": [gpu],
+    }  # fmt: skip
+    after = envbuild("show", profile)
+    assert (after.code, after.stderr) == (0, "")
+    assert after.stdout == before.stdout.replace("next: envbuild init", "next: envbuild lock")
+
+
+@pytest.mark.usefixtures("project")
+def test_show_names_the_line_of_a_gpu_without_a_profile() -> None:
+    shown = envbuild("show", "l20", "--json")
+    assert shown.document["other_lines"] == [{"profile": "l20-cu12", "driver": "525.60.13"}]
+
+
+@pytest.mark.usefixtures("project")
+def test_the_line_of_a_gpu_that_shares_evidence_is_the_shipped_one() -> None:
+    done = envbuild("show", "h20-3e-cu12")
+    assert (done.code, done.stdout, done.stderr) == (0, envbuild("show", "h20-cu12").stdout, "")
+
+
+@pytest.mark.parametrize("name", ["b300-cu12", "rtx5080-laptop-cu12", "titan-v-cu12", "l20-cu11", "p100-cu12"])
+def test_a_line_that_the_parent_does_not_have_is_refused(name: str, project: Path) -> None:
+    assert envbuild("show", name).code == 3
+    assert envbuild("init", name).code in (2, 3)
+    assert files(project) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["RTX 3090", "--line", "cu12"], "rtx3090-cu12"),
+        (["rtx3090", "--line", "cu13"], "rtx3090"),
+        (["rtx3090-cu12"], "rtx3090-cu12"),
+        (["l20", "--driver", "550.54.14"], "l20-cu12"),
+        (["l20", "--driver", "580.65.06", "--line", "auto"], "l20"),
+        (["titan-v", "--line", "cu12"], "titan-v"),
+    ],
+)
+def test_make_writes_the_profile_of_the_selected_line(
+    words: list[str], made: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def make(name: str, *_: object) -> None:
+        names.append(profile_reader_and_overrides.load(name).name)
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(make_build_and_test, "make", make)
+    done = envbuild("make", *words)
+    assert (done.code, names, files(project)) == (6, [made], [f"{made}.yaml"])
+    assert f"note: no profile is shipped for {made}; wrote profiles/{made}.yaml\n" in done.stderr
+
+
+def test_make_of_several_writes_the_profile_of_each_selected_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(multi_profile_make, "make_profiles", stop)
+    assert envbuild("make", "l20", "RTX 3090", "h20", "--line", "cu12").code == 6
+    assert files(project) == ["l20-cu12.yaml", "rtx3090-cu12.yaml"]
+
+
+@pytest.mark.parametrize("words", [["--line", "cu11"], ["--driver", "470.57.02"]])
+def test_make_writes_no_profile_if_no_line_fits(words: list[str], project: Path) -> None:
+    done = envbuild("make", "l20", *words)
+    assert done.code in (2, 4) and "l20" in done.stderr
+    assert files(project) == []
+
+
+def test_a_dry_run_selects_the_line_before_its_profile_exists(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(context: StepContext) -> object:
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(StepContext, "engine", property(connect))
+    (project / "requirements.txt").write_text("einops\n", encoding="utf-8")
+    words = ["make", "rtx3090", "--driver", "550.54.14", "--line", "auto", "--dry-run"]
+    done = envbuild(*words)
+    assert done.code == 0
+    assert "  line: rtx3090-cu12, --line auto, driver 550.54.14; driver 525.60.13 or newer\n" in done.stdout
+    assert "GB, estimated from the lock of a100-cu12\n" in done.stdout
+    found = envbuild(*words, "--requirements", "requirements.txt", "--json").document
+    assert found["profile"] == f"rtx3090-cu12-{project.name.replace('_', '-')}"
+    assert found["bytes_from"] == "a100-cu12" and found["fetch_bytes"] > 1e9
+    assert files(project) == ["requirements.txt"]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_profile_with_a_different_torch_has_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(context: StepContext) -> object:
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(StepContext, "engine", property(connect))
+    found = envbuild("make", "l20", "--pin", "torch=2.13.0", "--dry-run", "--json").document
+    assert (found["bytes_from"], found["fetch_bytes"]) == (None, None)
+
+
+def test_a_profile_of_ones_own_for_other_gpus_has_no_lines_of_the_gpu_with_its_name(project: Path) -> None:
+    write_profile(project, {"extends": "h20"}, "l4")
+    assert [line.profile for line in cuda_line_lookup.gpu_lines("l4")] == ["l4"]
+    write_profile(project, {"extends": "l40s", "gpus": ["l4"]}, "l4")
+    assert [line.profile for line in cuda_line_lookup.gpu_lines("l4")] == ["l4", "l4-cu12"]

@@ -34,8 +34,8 @@ torch 2.14.1, which they had before this rule. The only line of the V100 has CUD
 GPUs have CUDA 13.
 """
 _UNWRITTEN = """No profile is shipped for these GPUs. `envbuild make GPU` writes a profile with the pins of the current
-line of the GPU in the second column. For older drivers, write `profiles/GPU-cu12.yaml` with `extends: NAME-cu12`, where
-NAME is the GPU in the second column."""
+line of the GPU in the second column. If that GPU has a line for older drivers, `envbuild make GPU --line cu12` or
+`--driver VERSION` writes the profile GPU-cu12 with the pins of that line."""
 _LIBRARIES = ("cublas", "cudnn", "nccl")
 
 
