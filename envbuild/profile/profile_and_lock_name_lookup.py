@@ -208,7 +208,7 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
     (GPU-cu12). If the GPU has no profile, the name of the profile for a GPU that shares its evidence. Raises `unknown`
     if `name` is not a GPU's, or is a path or a folder; ProfileError if several GPUs have this name; UnwrittenProfile if
     there is no such profile."""
-    if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
+    if not _may_be_gpu(name):
         raise unknown
     from envbuild.facts import database, gpu_name_lookup  # imported only if no profile has the name
     from envbuild.profile import nearest_gpu_profile, value_types
@@ -235,6 +235,17 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
     if label and label not in nearest_gpu_profile.lines_for_gpu(base):
         raise unknown
     raise UnwrittenProfile(profile)
+
+
+_WRITTEN_AS_PATH = re.compile(r"[./~].*|.*(/|\.ya?ml)")  # ./l40, /srv/l40, ~/l40, l40/, l40.yaml
+
+
+def _may_be_gpu(name: str) -> bool:
+    """Whether a name that is not a profile's may be a GPU's. Names of GPUs on the PCI bus contain slashes: "GB206M
+    [GeForce RTX 5060 Max-Q / Mobile]". A path is not a GPU's name if it is written like one, or if it exists."""
+    if is_path(name):
+        return not _WRITTEN_AS_PATH.fullmatch(name) and not os.path.lexists(name)
+    return not (NAME.fullmatch(name) and (Path.cwd() / name).is_dir())
 
 
 def _shortened(name: str) -> str:

@@ -173,7 +173,40 @@ def test_a_profile_of_ones_own_comes_before_a_gpu(project: Path) -> None:
 def test_a_folder_and_a_path_are_not_gpus(project: Path) -> None:
     (project / "l20").mkdir()
     assert "l20 is a folder" in envbuild("show", "l20").stderr
-    assert "file not found: ./l40" in envbuild("show", "./l40").stderr
+    for path in ("./l40", "/l40", "~/l40", "l40/", "l40.yaml", "profiles/l40", "AD103M / l40.yaml"):
+        assert f"file not found: {path}" in envbuild("show", path).stderr
+
+
+PCI_NAMES = [
+    ("AD103M / GN21-X11 [GeForce RTX 4090 Laptop GPU]", "rtx4090-laptop"),
+    ("GB206M [GeForce RTX 5060 Max-Q / Mobile]", "rtx5060-laptop"),
+    ("NVIDIA Corporation AD107M [GeForce RTX 4060 Max-Q / Mobile] (rev a1)", "rtx4060-laptop"),
+]
+
+
+@pytest.mark.parametrize(("name", "gpu"), PCI_NAMES)
+def test_a_name_on_the_pci_bus_with_a_slash_is_that_of_a_gpu(name: str, gpu: str, project: Path) -> None:
+    done = envbuild("show", name)
+    assert (done.code, done.stdout) == (0, envbuild("show", gpu).stdout)
+    assert envbuild("init", name).stdout.startswith(f"profiles/{gpu}.yaml; next:")
+    assert envbuild("show", name).stderr == ""
+
+
+@pytest.mark.usefixtures("project")
+def test_a_name_on_the_pci_bus_of_several_gpus_is_refused_with_these() -> None:
+    done = envbuild("show", "GA107 [A2 / A16]")
+    assert done.code == 3 and "several GPUs: a2 (" in done.stderr
+
+
+def test_a_path_that_exists_comes_before_a_gpu(project: Path) -> None:
+    name = PCI_NAMES[1][0]
+    (project / name).parent.mkdir()
+    (project / name).mkdir()
+    assert f"{name} is a folder" in envbuild("show", name).stderr
+    write_profile(project, {"extends": "h20", "description": "mine"}, "mine")
+    (project / "a2").mkdir()
+    (project / "a2" / "a16").symlink_to(project / "profiles" / "mine.yaml")
+    assert envbuild("show", "a2/a16").stdout.startswith("a16: mine\n")
 
 
 @pytest.mark.usefixtures("project")
