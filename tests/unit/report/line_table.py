@@ -5,17 +5,23 @@ python -m unit.report.line_table        in tests/; writes the page
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from envbuild.facts import database
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.lock import lock_file
-from envbuild.profile import profile_and_lock_name_lookup, starter_profile
+from envbuild.profile import nearest_gpu_profile, profile_and_lock_name_lookup
 from envbuild.profile.value_types import PLATFORM
 from envbuild.report.markdown_generated_sections import markdown_table
-from envbuild.resolve import cuda_line_lookup, minimum_driver, profile_reader_and_overrides
-from envbuild.util import package_data, yaml_and_project_paths
+from envbuild.resolve import cuda_line_lookup, plan_resolver, profile_reader_and_overrides
+from envbuild.resolve.cuda_line_choice import CURRENT, GpuLine
+from envbuild.util import package_data
+from envbuild.util.errors import ProfileError
 
 PAGE = Path(__file__).parents[3] / "docs" / "lines.md"
 _HEAD = """# GPUs and lines
@@ -33,26 +39,32 @@ newer release has evidence, although an advisory about cuDNN's attention warns a
 torch 2.14.1, which they had before this rule. The only line of the V100 has CUDA 12, and the only lines of Blackwell
 GPUs have CUDA 13.
 """
-_UNWRITTEN = """No profile is shipped for these GPUs. `envbuild make GPU` writes a profile with the pins of the current
-line of the GPU in the second column. If that GPU has a line for older drivers, `envbuild make GPU --line cu12` or
-`--driver VERSION` writes the profile GPU-cu12 with the pins of that line."""
+_SHIPPED = """GPUs in the same row share evidence and use the same profile. The line cu12 of the V100 is its only line,
+so `--line current` selects it too."""
+_UNWRITTEN = """No profile is shipped for these GPUs. `envbuild make GPU` writes a profile that extends the shipped
+profile of a similar GPU, and `envbuild make GPU --line cu12` or `--driver VERSION` writes the profile GPU-cu12. The table shows
+the lock of the extended profile and the versions in that lock. The first `make` writes a lock for the new profile, with
+the same versions of torch and its libraries."""
+_REFUSED = "envbuild does not support these GPUs, or has no line for this CUDA version."
+_COLUMNS = ("torch", "CUDA", "cuBLAS", "cuDNN", "NCCL", "apex", "Driver")
 _LIBRARIES = ("cublas", "cudnn", "nccl")
+_WITH_CUDA = {"cu12": "h20-cu12", "cu13": "h20"}  # for each CUDA version, a profile with the torch of most lines
 
 
 def page() -> str:
     shipped = [gpu for gpu in _supported() if _is_shipped(gpu)]
-    head = ("GPU", "Line", "Profile", "Lock", "torch", "CUDA", "cuBLAS", "cuDNN", "NCCL", "apex", "Driver")
-    unwritten = [(gpu.id, _served_by(gpu)) for gpu in _supported() if not _is_shipped(gpu)]
-    refused = [(gpu.id, text) for gpu in database.gpus().values() if (text := database.unsupported(gpu.id, PLATFORM))]
+    groups = _groups()
     parts = [
         _HEAD.rstrip(),
         "## Shipped lines",
-        markdown_table([head, *(row for gpu in shipped for row in _rows(gpu))]),
+        _SHIPPED,
+        markdown_table([("GPU", "Line", "Profile", "Lock", *_COLUMNS), *chain.from_iterable(map(_rows, shipped))]),
         "## GPUs that use the pins of another",
         _UNWRITTEN,
-        markdown_table([("GPU", "Pins of"), *unwritten]),
+        *(part for parent, gpus in groups.items() for part in _group(parent, gpus)),
         "## Refused",
-        markdown_table([("GPU", "Reason"), *refused]),
+        _REFUSED,
+        markdown_table([("GPU", "Line", "Reason"), *_refused(shipped, groups)]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -65,26 +77,83 @@ def _is_shipped(gpu: Gpu) -> bool:
     return (package_data.PROFILES / f"{gpu.id}.yaml").is_file()
 
 
-def _served_by(gpu: Gpu) -> str:
-    """Return the shipped profile of the same family; without such a profile, the profile that a new profile of the GPU
-    extends."""
-    family = (one.id for one in database.family(gpu) if _is_shipped(one))
-    return next(family, None) or str(yaml_and_project_paths.parse(starter_profile.for_gpu(gpu.id), "x").data["extends"])
+def _family_profile(gpu: Gpu) -> str | None:
+    """Return the shipped profile of a GPU that shares its evidence with `gpu`, or of `gpu` itself."""
+    return next((one.id for one in (gpu, *database.family(gpu)) if _is_shipped(one)), None)
+
+
+def _groups() -> dict[str, list[str]]:
+    """Return the shipped profiles, each with the GPUs whose profile would extend it."""
+    found: dict[str, list[str]] = {}
+    for gpu in _supported():
+        if _family_profile(gpu) is None:
+            parent = nearest_gpu_profile.nearest_gpu(gpu)
+            assert parent, gpu.id
+            found.setdefault(parent.id, []).append(gpu.id)
+    return found
+
+
+def _label(line: GpuLine) -> str:
+    label = f"cu{line.cuda}" if line.label == CURRENT and line.cuda == "12" else line.label
+    return f"{label} (CUDA {line.cuda})"
 
 
 def _rows(gpu: Gpu) -> Iterator[tuple[str, ...]]:
+    names = ", ".join(one.id for one in _supported() if _family_profile(one) == gpu.id)
     for line in cuda_line_lookup.gpu_lines(gpu.id):
-        loaded = profile_reader_and_overrides.load(line.profile)
-        lock = lock_file.required_lock(loaded)
-        cuda = loaded.profile.cuda
-        held = database.libraries_among(lock.versions, cuda)
-        (apex,) = [one for one in loaded.profile.extensions if one.name == "apex"]
-        yield (
-            gpu.id, line.label, line.profile, lock.short, lock.versions["torch"], cuda or "",
-            *(held[library] for library in _LIBRARIES),
-            str(apex.commit)[:12] if apex.none is None else "-",
-            f">= {minimum_driver.oldest(loaded.profile)}",
-        )  # fmt: skip
+        yield names, _label(line), line.profile, *_versions(line.profile), f">= {line.driver}"
+
+
+def _group(parent: str, gpus: list[str]) -> Iterator[str]:
+    """The part about the GPUs whose profiles extend `parent`. Raises AssertionError if their lines differ."""
+    yield f"### Pins of {parent}"
+    yield textwrap.fill(", ".join(gpus), 120, break_long_words=False, break_on_hyphens=False)
+    lines = cuda_line_lookup.gpu_lines(parent)
+    wanted = [(line.label, line.driver) for line in lines]
+    for gpu in gpus:
+        assert [(line.label, line.driver) for line in cuda_line_lookup.gpu_lines(gpu)] == wanted, gpu
+    rows = [
+        (_label(line), line.profile.replace(parent, "GPU"), line.profile, *_versions(line.profile), f">= {line.driver}")
+        for line in lines
+    ]
+    yield markdown_table([("Line", "Profile", "Extends", "Lock", *_COLUMNS), *rows])
+
+
+@cache
+def _versions(profile: str) -> tuple[str, ...]:
+    """The lock of a shipped profile, and its versions from torch to apex."""
+    loaded = profile_reader_and_overrides.load(profile)
+    lock = lock_file.required_lock(loaded)
+    cuda = loaded.profile.cuda
+    held = database.libraries_among(lock.versions, cuda)
+    (apex,) = [one for one in loaded.profile.extensions if one.name == "apex"]
+    return (
+        lock.short, lock.versions["torch"], cuda or "", *(held[library] for library in _LIBRARIES),
+        str(apex.commit)[:12] if apex.none is None else "-",
+    )  # fmt: skip
+
+
+def _refused(shipped: list[Gpu], groups: dict[str, list[str]]) -> Iterator[tuple[str, str, str]]:
+    """The GPUs that envbuild does not support, and the CUDA versions for which a supported GPU has no line."""
+    for gpu in shipped:
+        known = {f"cu{line.cuda}" for line in cuda_line_lookup.gpu_lines(gpu.id)}
+        others = " and the GPUs with its pins" if gpu.id in groups else ""
+        for label in sorted(_WITH_CUDA.keys() - known):
+            yield f"{gpu.id}{others}", f"{label} (CUDA {label.removeprefix('cu')})", _no_line(gpu, label)
+    for gpu in database.gpus().values():
+        if text := database.unsupported(gpu.id, PLATFORM):
+            yield gpu.id, "all", text
+
+
+def _no_line(gpu: Gpu, label: str) -> str:
+    """Why the torch of the lines for a CUDA version does not work on a GPU."""
+    loaded = profile_reader_and_overrides.load(_WITH_CUDA[label])
+    changed = replace(loaded, profile=loaded.profile.model_copy(update={"gpus": (gpu.id,)}))
+    try:
+        plan_resolver.resolve(changed)
+    except ProfileError as error:
+        return next(fault.message for fault in error.faults if fault.field == "torch").partition("; use")[0]
+    raise AssertionError(f"{gpu.id} could have the line {label}")
 
 
 def shipped_lines() -> list[str]:

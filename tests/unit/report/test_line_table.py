@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+from envbuild.facts import database
 from envbuild.profile import profile_and_lock_name_lookup
+from envbuild.profile.value_types import PLATFORM
 from envbuild.resolve import cuda_line_choice, cuda_line_lookup, plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.cuda_line_choice import LineRequest
 
@@ -38,6 +41,39 @@ def test_a_line_serves_older_drivers_than_the_current_one(name: str) -> None:
     lines = cuda_line_lookup.gpu_lines(base)
     for driver, profile in (("550.54.14", name), ("580.65.06", base)):
         assert cuda_line_choice.choose_line(base, lines, LineRequest(driver=driver)).line.profile == profile
+
+
+SUPPORTED = [gpu.id for gpu in database.gpus().values() if database.unsupported(gpu.id, PLATFORM) is None]
+UNWRITTEN = [gpu for gpu in SUPPORTED if gpu not in profile_and_lock_name_lookup.profile_names()]
+
+
+@pytest.mark.parametrize("gpu", SUPPORTED)
+def test_each_supported_gpu_is_in_a_table_with_versions(gpu: str) -> None:
+    text = line_table.PAGE.read_text(encoding="utf-8")
+    parts = [
+        part for part in re.split("^##+ ", text, flags=re.MULTILINE) if re.search(rf"(?<![\w-]){gpu}(?![\w-])", part)
+    ]
+    assert any(re.search(r"\| 12\.6 \||\| 13\.0 \|", part) for part in parts)
+
+
+def test_the_only_line_of_the_v100_is_called_cu12() -> None:
+    lines = line_table.PAGE.read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith("| v100 |")]
+    assert row.startswith("| v100 | cu12 (CUDA 12) | v100 |")
+    assert any(
+        line.startswith("| b200 and the GPUs with its pins | cu12 (CUDA 12) | torch 2.7.1 has no") for line in lines
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("gpu", UNWRITTEN)
+def test_each_line_of_a_gpu_without_a_profile_has_the_torch_of_the_line_it_extends(gpu: str) -> None:
+    for line in cuda_line_lookup.gpu_lines(gpu):
+        loaded = profile_reader_and_overrides.unwritten(line.profile)
+        parent = profile_reader_and_overrides.load(str(loaded.parent))
+        assert plan_resolver.resolve(loaded).core == plan_resolver.resolve(parent).core
+        assert list(loaded.profile.gpus) == [gpu]
 
 
 @pytest.mark.usefixtures("project")
