@@ -57,9 +57,9 @@ def pin_option(function: F) -> F:
 def requirements_option(function: F) -> F:
     return click.option(
         "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="Also lock the packages in FILE: requirements.txt, pyproject.toml, uv.lock, pylock.toml or "
-        "environment.yml. The profile's pins still apply. The result is a profile NAME-FOLDER, named after the "
-        "project's folder.",
+        help="Also lock the packages in FILE: requirements.txt, pyproject.toml, uv.lock, pylock.toml, "
+        "environment.yml, setup.py or a shell script (.sh). The profile's pins still apply. The result is a profile "
+        "NAME-FOLDER, named after the project's folder.",
     )(function)  # fmt: skip
 
 

@@ -225,12 +225,12 @@ def conda_entries(text: str, name: str) -> Iterator[Entry]:
             for number, option in enumerate(item["pip"] or ()):
                 yield Entry(document.place((*path, "pip", number)).line, option=str(option))
         elif isinstance(item, str):
-            yield _conda_entry(item, line)
+            yield conda_entry(item, line)
         else:
             yield Entry(line, str(item), fault=_NO_SPECIFICATION)
 
 
-def _conda_entry(text: str, line: int) -> Entry:
+def conda_entry(text: str, line: int) -> Entry:
     match = _CONDA.fullmatch(text.strip())
     if match is None:
         return Entry(line, text, fault=_NO_SPECIFICATION)

@@ -300,7 +300,8 @@ def _origin(name: str) -> tuple[str, Path, Path] | None:
 
 _REQUIREMENTS = re.compile(
     r"[A-Za-z0-9._-]*requirements[A-Za-z0-9._-]*\.(txt|in)|pyproject\.toml|uv\.lock"
-    r"|pylock(\.[A-Za-z0-9_-]+)?\.toml|environment[A-Za-z0-9._-]*\.ya?ml"
+    r"|pylock(\.[A-Za-z0-9_-]+)?\.toml|environment[A-Za-z0-9._-]*\.ya?ml|setup\.py"
+    r"|(env|install|requirements|setup)[A-Za-z0-9_-]*\.sh"
 )
 
 
@@ -308,8 +309,8 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
     """Refuse a lock that names a file outside its project: the lock's author may be untrusted.
 
     A requirements file may be outside the project, because --requirements allows it. But then it must have one of the
-    usual names (requirements.txt, pyproject.toml, uv.lock, environment.yml), and no message quotes its text (see
-    requirements_reader).
+    usual names (requirements.txt, pyproject.toml, uv.lock, environment.yml, setup.py, env.sh), and no message quotes
+    its text (see requirements_reader).
     """
     root = yaml_and_project_paths.home(lock)
     try:

@@ -1,7 +1,8 @@
 """Reads a project's requirements file, each requirement with its line. Included files must be inside the project.
 
-Accepted are pip's requirements.txt, pyproject.toml, and the files of environment_and_lock_file_readers. URLs of indexes
-in a file are never used: packages come from the indexes that pip and uv are configured with.
+Accepted are pip's requirements.txt, pyproject.toml, and the files of environment_and_lock_file_readers and
+setup_and_shell_script_readers. URLs of indexes in a file are never used: packages come from the indexes that pip and uv
+are configured with.
 
 A file outside the project is read if the command line or a lock names it, but no message quotes its text: it may be
 any file of the machine.
@@ -14,7 +15,7 @@ import os
 import re
 import tomllib
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,8 @@ from packaging.utils import parse_wheel_filename
 from pydantic import TypeAdapter, ValidationError
 
 from envbuild.facts import database, misleading_packages
-from envbuild.profile.environment_and_lock_file_readers import Entry, marker_applies, reader_of
+from envbuild.profile import environment_and_lock_file_readers, setup_and_shell_script_readers
+from envbuild.profile.environment_and_lock_file_readers import Entry, marker_applies
 from envbuild.profile.value_types import PackageSpec, requirement_problem
 from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_and_project_paths import Place, display, home, inside, regular
@@ -69,8 +71,8 @@ class Requirements:
 
 
 ACCEPTED = (
-    "accepted: a requirements.txt (pip's format), pyproject.toml, uv.lock, pylock.toml, or conda's environment.yml, "
-    "for example --requirements pyproject.toml"
+    "accepted: a requirements.txt (pip's format), pyproject.toml, uv.lock, pylock.toml, conda's environment.yml, a "
+    "setup.py that lists them literally, or a .sh file with `pip install`, for example --requirements pyproject.toml"
 )
 _OTHER_FILES = (
     ({"poetry.lock"}, "To write a requirements.txt: poetry export --without-hashes -o requirements.txt"),
@@ -84,20 +86,21 @@ _OTHER_FILES = (
 
 def read(file: Path, python: str) -> Requirements:
     """Read a requirements.txt, with the files that it includes by -r and -c, or the dependencies of a pyproject.toml, a
-    uv.lock, a pylock.toml or an environment.yml. `python`: the release of Python for which a lock is read.
+    uv.lock, a pylock.toml, an environment.yml, a setup.py or a shell script. `python`: the release of Python for which
+    a lock is read.
 
     Does not open included files outside the project. Raises ProfileError if `file` itself cannot be read, if its name
     is that of another tool's file, or if it has too many requirements.
     """
+    entries = _reader_of(file.name)
     other = next((hint for names, hint in _OTHER_FILES if file.name in names or file.suffix in names), None)
-    if other:
+    if other and not entries:
         raise ProfileError(f"{display(file)} is not a requirements file", hint=f"{ACCEPTED}. {other}")
     try:
         text = _text(file)
     except ProfileError as error:
         raise ProfileError(error.message, hint=ACCEPTED) from error
     found = Requirements(quotable=file.resolve().is_relative_to(home(Path.cwd() / file.name).resolve()))
-    entries = reader_of(file.name)
     if entries:
         try:
             lines = iter(list(_entries(file, entries(text, display(file), python), found, python)))
@@ -125,6 +128,15 @@ def read(file: Path, python: str) -> Requirements:
     if max(len(found.lines), len(constraints)) > MAX_REQUIREMENTS:
         raise ProfileError(f"{display(file)} has more than {MAX_REQUIREMENTS} requirements")
     return found
+
+
+def _reader_of(file_name: str) -> Callable[[str, str, str], Iterator[Entry]] | None:
+    """The function that reads a file of this name. None for a requirements.txt and a pyproject.toml."""
+    if file_name == "setup.py":
+        return lambda text, name, python: setup_and_shell_script_readers.setup_entries(text, name)
+    if file_name.endswith((".sh", ".bash")):
+        return lambda text, name, python: setup_and_shell_script_readers.shell_entries(text, name)
+    return environment_and_lock_file_readers.reader_of(file_name)
 
 
 def _entries(file: Path, entries: Iterator[Entry], found: Requirements, python: str) -> Iterator[tuple[str, Place]]:

@@ -32,8 +32,14 @@ def requirement_problem(text: str, shown: str) -> str | None:
     try:
         requirement = Requirement(text)
     except (InvalidRequirement, RecursionError):  # RecursionError: a marker with thousands of nested brackets
-        return f"{shown} is not a requirement (as in numpy>=2 or numpy==2.4.6)"
-    return "a URL cannot be locked: name a package that the index has" if requirement.url else None
+        return _ADDRESS if "://" in text else f"{shown} is not a requirement (as in numpy>=2 or numpy==2.4.6)"
+    return _ADDRESS if requirement.url else None
+
+
+_ADDRESS = (
+    "a URL cannot be locked: name a package that the index has, compile it (extensions:), or install it in a child "
+    "image"
+)
 
 
 def _requirement(text: str) -> str:

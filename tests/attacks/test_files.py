@@ -186,6 +186,50 @@ def test_a_toml_file_outside_on_the_command_line_is_not_quoted(project: Path, ou
     assert TOML[case][1] in refused(project, "lock", "sample", "--requirements", "../home/secret.toml")
 
 
+SCRIPTS = {
+    "setup.py": (
+        (f"{TRACE} {TRACE}\n", "cannot be read as a file of its kind"),
+        (f"setup(install_requires={TRACE})\n", ":1: this entry: 0 assignments give the list its value"),
+        (f"setup(install_requires=['numpy', '{TRACE} {TRACE}'])\n", ":1: this line is not a requirement"),
+    ),
+    "env.sh": (
+        (f"pip install {TRACE}/{TRACE}\n", ":1: this line is not a requirement"),
+        (f"pip install numpy --{TRACE}={TRACE}\n", ":1: this option is not supported in this file"),
+        (f"export TOKEN={TRACE}\n", "cannot be read as a file of its kind"),
+        (f"{TRACE} 1\npip install ${TRACE}\n", ":2: this entry: it contains a variable"),
+    ),
+}
+
+
+@pytest.mark.attack("user's own mistake", "--requirements of a script outside the project, or a lock with it", UNQUOTED)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_outside_is_not_quoted(project: Path, outside: Path, name: str) -> None:
+    write_profile(project, PROFILE)
+    written(
+        project,
+        {"profiles/other.lock.yaml": as_yaml({"of": {"profile": "sample", "requirements": f"../../home/{name}"}})},
+    )
+    for text, expected in SCRIPTS[name]:
+        (outside / name).write_text(text, encoding="utf-8")
+        assert expected in refused(project, "lock", "sample", "--requirements", f"../home/{name}")
+        assert expected in refused(project, "show", "other")
+
+
+@pytest.mark.attack(STRANGER, "a setup.py or shell script that writes a file when it runs", "it is read, and never run")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("setup.py", "open('ran', 'w')\nsetup(install_requires=['numpy', open('ran', 'w').name])\n"),
+        ("env.sh", "touch ran\npip install `touch ran` $(touch ran) numpy; touch ran\n"),
+    ],
+)
+def test_a_script_is_never_run(project: Path, name: str, text: str) -> None:
+    write_profile(project, PROFILE)
+    written(project, {name: text})
+    refused(project, "lock", "sample", "--requirements", name)
+    assert not (project / "ran").exists()
+
+
 @pytest.mark.attack("user's own mistake", "a line of a file outside the project contradicts the profile", UNQUOTED)
 def test_a_line_of_a_file_outside_that_is_left_out_is_not_quoted(project: Path, outside: Path) -> None:
     write_profile(project, PROFILE)

@@ -134,6 +134,59 @@ _ENVIRONMENT = {
 }
 
 
+_SETUP = [
+    b"from setuptools import setup\n"
+    b"REQ = ['Sesame42-a>=2', \"Sesame42-b; python_version>'3'\"]\nsetup(install_requires=REQ)\n",
+    b"import setuptools\nsetuptools.setup(\n    install_requires=[\n        'Sesame42-a',  # why\n    ],\n)\n",
+]
+_PYTHON = (
+    b"(" * 300,
+    b"not " * 2000,
+    b"a" + b".a" * 3000,
+    b"-" * 5000,
+    b"lambda: " * 100,
+    b"f'{" * 20,
+    b"'" * 3,
+    b"setup(install_requires=[1])\n",
+    b"setup(install_requires=" + b"'" * 3 + b"a\nb # c\n" + b"'" * 3 + b")\n",
+    b"setup(**{})\n",
+    b"REQ.append('x')\n",
+    b"REQ: list = []\n",
+    b"for REQ in []: pass\n",
+    b"import x as REQ\n",
+    b"print 'x'\n",
+    b"'\\d'\n",
+    b"# coding: utf-7\n",
+)
+_SHELL_SEED = [
+    b"set -e\nconda install -c conda-forge ffmpeg Sesame42numpy=1.2\nsudo apt-get install -y git\n"
+    b"python3 -m pip install -U 'Sesame42-a>=2' \\\n  Sesame42-b --index-url https://x.example # why\n"
+    b"if true; then pip install Sesame42c; fi\npip install -r other.txt -e . && git clone x\n"
+]
+_SHELL = (
+    b"'",
+    b'"',
+    b"`",
+    b"$(",
+    b"${x}",
+    b"\\\n",
+    b"cat > x <<'EOF'\npip install y\nEOF\n",
+    b"<<" * 300,
+    b"{ " * 300,
+    b"if " * 300,
+    b"2>&1 >",
+    b"&&",
+    b"||",
+    b";;",
+    b"pip install -r",
+    b"pip install --",
+    b"pip install -e git+https://x.example/y#egg=z\n",
+    b"uv pip install -c other.txt\n",
+    b"conda env create -f x.yml\n",
+    b"mamba create -n x --file y python=3.1 pytorch::pytorch\n",
+)
+
+
 def _with_markers(text: str) -> list[bytes]:
     """The text with each of the markers instead of its own."""
     return [raw.replace(b"sys_platform == 'win32'", one.encode()) for one in _MARKERS for raw in _with_secret(text)]
@@ -154,6 +207,8 @@ def _files() -> Iterator[st.SearchStrategy[tuple[str, bytes]]]:
         "uv.lock": (_with_markers(UV), _TOML),
         "pylock.toml": (_with_markers(PYLOCK), _TOML),
         "environment.yml": (_with_secret(CONDA), (*_CONDA, *_LINES, *YAML)),
+        "setup.py": (_SETUP, _PYTHON),
+        "env.sh": (_SHELL_SEED, (*_SHELL, *_LINES)),
     }
     for name, (seeds, pieces) in own.items():
         yield st.tuples(st.just(name), files(seeds, (*pieces, *ENCODED)))

@@ -49,7 +49,7 @@ def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> No
         ("nosuch.txt", "cannot be read: No such file"),
         ("poetry.lock", "poetry export"),
         ("Pipfile", "pipenv requirements > requirements.txt"),
-        ("setup.py", "pip freeze > requirements.txt"),
+        ("setup.cfg", "pip freeze > requirements.txt"),
     ],
 )
 def test_a_missing_file_or_one_of_another_tool_is_refused_with_what_is_accepted(
