@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from envbuild.facts import database
+from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.lock import lock_file
 from envbuild.profile import nearest_gpu_profile, profile_and_lock_name_lookup
@@ -33,21 +34,25 @@ A GPU can have several profiles for different CUDA releases. Each is called a li
 detail](profiles.md#gpus-drivers-and-accepted-advisories) explains how `make` selects a line.
 
 By rule, the torch release of a current line meets two conditions: it is at least 60 days old (2.14.0 in November 2026)
-or this project has evidence for it, and no advisory warns about it on that GPU. There are exceptions. H100 and H200
-stay at torch 2.11.0, because this project has [results of it on an H200](selftest.md#what-an-h200-showed), until a
-newer release has evidence, although an advisory about cuDNN's attention warns about 2.11.0. B200 and RTX 5090 keep
-torch 2.14.1, which they had before this rule. The only line of the V100 has CUDA 12, and the only lines of Blackwell
-GPUs have CUDA 13.
+or this project has evidence for it, and no advisory warns about it on that GPU, except those [about some
+uses](#advisories-about-some-uses), such as fp8 on the B200. There are exceptions. H100 and H200 stay at torch 2.11.0,
+because this project has [results of it on an H200](selftest.md#what-an-h200-showed), until a newer release has
+evidence, although an advisory about cuDNN's attention warns about 2.11.0. B200 and RTX 5090 keep torch 2.14.1, which
+they had before this rule. The only line of the V100 has CUDA 12, and the only lines of Blackwell GPUs have CUDA 13.
 """
 _SHIPPED = """GPUs in the same row share evidence and use the same profile. The line cu12 of the V100 is its only line,
 so `--line current` selects it too."""
 _UNWRITTEN = """No profile is shipped for these GPUs. `envbuild make GPU` writes a profile that extends the shipped
-profile of a similar GPU, and `envbuild make GPU --line cu12` or `--driver VERSION` writes the profile GPU-cu12. The table shows
-the lock of the extended profile and the versions in that lock. The first `make` writes a lock for the new profile, with
-the same versions of torch and its libraries."""
+profile of a similar GPU, and `envbuild make GPU --line cu12` or `--driver VERSION` writes the profile GPU-cu12. The
+table shows the lock of the extended profile and the versions in that lock. The first `make` writes a lock for the new
+profile, with the same versions of torch and its libraries."""
+_BY_USE = """These advisories refuse or warn about a line only for some uses, which a shipped profile does not state. So
+`show` does not list them. State the use in your profile, with the key in the second column: then `show` lists the
+advisory, and `make` refuses the profile if the effect is refuse."""
 _REFUSED = "envbuild does not support these GPUs, or has no line for this CUDA version."
 _COLUMNS = ("torch", "CUDA", "cuBLAS", "cuDNN", "NCCL", "apex", "Driver")
 _LIBRARIES = ("cublas", "cudnn", "nccl")
+_MOST = 3  # how many GPUs with the same pins are listed one by one
 _WITH_CUDA = {"cu12": "h20-cu12", "cu13": "h20"}  # for each CUDA version, a profile with the torch of most lines
 
 
@@ -62,6 +67,9 @@ def page() -> str:
         "## GPUs that use the pins of another",
         _UNWRITTEN,
         *(part for parent, gpus in groups.items() for part in _group(parent, gpus)),
+        "## Advisories about some uses",
+        _BY_USE,
+        markdown_table([("Advisory", "Use", "Effect", "Lines", "Fault", "Fix"), *_advisory_rows(shipped, groups)]),
         "## Refused",
         _REFUSED,
         markdown_table([("GPU", "Line", "Reason"), *_refused(shipped, groups)]),
@@ -131,6 +139,45 @@ def _versions(profile: str) -> tuple[str, ...]:
         lock.short, lock.versions["torch"], cuda or "", *(held[library] for library in _LIBRARIES),
         str(apex.commit)[:12] if apex.none is None else "-",
     )  # fmt: skip
+
+
+def advisories_by_use(situation: Situation) -> Iterator[tuple[str, Advisory]]:
+    """The advisories that refuse or warn about a situation only if the profile states a use, with the key that states
+    it: a number format (`features`), or several GPUs that work together (`gpu_count`)."""
+    always = {advisory.id for advisory in database.matching(situation)}
+    uses = {f"features: [{name}]": replace(situation, features=frozenset({name})) for name in ("bf16", "fp8", "tf32")}
+    for use, changed in {**uses, "gpu_count: 2 or more": replace(situation, gpu_count=8)}.items():
+        for advisory in database.matching(changed):
+            if advisory.decidable and advisory.severity != "note" and advisory.id not in always:
+                yield use, advisory
+
+
+def _advisory_rows(shipped: list[Gpu], groups: dict[str, list[str]]) -> Iterator[tuple[str, ...]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    facts = {advisory.id: advisory for advisory in database.advisories()}
+    for gpu in shipped:
+        members = [gpu.id, *groups.get(gpu.id, ())]
+        for line in cuda_line_lookup.gpu_lines(gpu.id):
+            held: dict[tuple[str, str], list[str]] = {}
+            for member in members:
+                situation = replace(_situation(line.profile), gpus=(database.gpus()[member],))
+                for use, advisory in advisories_by_use(situation):
+                    held.setdefault((advisory.id, use), []).append(line.profile.replace(gpu.id, member))
+            for key, lines in held.items():
+                if len(lines) == len(members) > _MOST:
+                    lines = [f"{line.profile} and the GPUs with its pins"]
+                found.setdefault(key, []).extend(lines)
+    for (ident, use), lines in found.items():
+        advisory = facts[ident]
+        yield ident, use, advisory.severity, ", ".join(lines), advisory.title, advisory.remedy
+
+
+@cache
+def _situation(profile: str) -> Situation:
+    """What the lock of a shipped profile says about an advisory's conditions."""
+    loaded = profile_reader_and_overrides.load(profile)
+    plan = plan_resolver.resolve(loaded)
+    return plan_resolver.as_locked(plan, lock_file.required_lock(loaded).versions).situation
 
 
 def _refused(shipped: list[Gpu], groups: dict[str, list[str]]) -> Iterator[tuple[str, str, str]]:
