@@ -376,6 +376,16 @@ OLD_DRIVER_LOG = (
 )
 
 
+def test_a_line_for_this_driver_that_is_not_written_yet_is_written_and_locked_first(
+    tmp_path: Path, project: Path
+) -> None:
+    venv = environment(tmp_path.resolve(), "torch==2.11.0", log=OLD_DRIVER_LOG.replace("A100-SXM4-80GB", "L20"))
+    assert envbuild("init", "l20").code == 0
+    printed = envbuild("fix", str(venv.log), "--python", str(venv.prefix)).stdout
+    commands = "envbuild init l20-cu12; envbuild lock l20-cu12; envbuild install l20-cu12 NEW_FOLDER"
+    assert f"a profile for this driver: {commands}\n" in printed
+
+
 def test_a_torch_that_is_too_new_for_the_driver_is_replaced_by_one_that_fits(tmp_path: Path) -> None:
     venv = environment(tmp_path.resolve(), "torch==2.11.0", log=OLD_DRIVER_LOG)
     assert cuda_of(venv) == "2.11.0+cu130 13.0"
