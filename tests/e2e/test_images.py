@@ -32,6 +32,8 @@ CARRIED_BY = {
     "cudart": "nvidia-cuda-runtime",
 }
 IMPORTS = {
+    "amphion": "import librosa, torchaudio, transformers; librosa.cqt",
+    "step-video-packages": "import accelerate, diffusers, transformers; transformers.T5EncoderModel",
     "open-sora": "import torchvision; torchvision.ops.nms",
     "onediff-svd": "torch.ones(2).numpy()",
     "xdit": "import accelerate, diffusers, transformers; transformers.T5EncoderModel",
