@@ -175,7 +175,8 @@ def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str
         pinned = any(one.operator in ("==", "===") for one in requirement.specifier)
         if not pinned or _fits_torch(requirement, release.version):
             return None
-        return requirement.name, f"the profile has torch {torch}, and the version that belongs to it is chosen"
+        own_series = torch_companions.companion_requirement(name, release.version)
+        return own_series, f"the profile has torch {torch}, and the version that belongs to it is chosen"
     library = database.library_of(name)
     own = {str(canonicalize_name(one)): bound for one, bound in {**release.pins, **release.expands_to}.items()}
     if name in own:

@@ -206,6 +206,8 @@ def test_lines_that_belong_to_another_torch_give_way_to_the_profile(project: Pat
         ("2.7.1", "torchaudio==2.6.0", "torchaudio==2.7.*"),
         ("2.7.1", "torchaudio>=2.1; sys_platform == 'linux'", 'torchaudio==2.7.*,>=2.1; sys_platform == "linux"'),
         ("2.7.1", "torchaudio==2.7.0", "torchaudio==2.7.0"),
+        ("2.7.1", "torchvision==0.21.0", "torchvision==0.22.*"),  # otherwise refused as older than the newest release
+        ("2.11.0", "torchaudio==2.10.0", "torchaudio>=2.11"),
         ("2.7.1", "torchvision", "torchvision"),  # each release requires its own torch
         ("2.11.0", "torchaudio", "torchaudio"),
     ],
