@@ -29,9 +29,7 @@ _LOCKED = 3
 ENVBUILD = (sys.executable, "-m", "envbuild")
 LINK = 100e6 / 8  # bytes per second: 100 Mbit/s
 # Lower bounds for the times of the commands: the import of the libraries that they need.
-_READING = (
-    "import click, yaml, packaging.requirements, platformdirs; from pydantic import BaseModel, TypeAdapter"
-)
+_READING = "import click, yaml, packaging.requirements, platformdirs; from pydantic import BaseModel, TypeAdapter"
 LIBRARIES = {
     "libraries of show, imported": _READING,
     "libraries of make, imported": f"{_READING}; import docker",
