@@ -141,9 +141,10 @@ def tried(snapshot: Path, repository: str, commit: str, name: str, text: str) ->
             (file.parent / path).write_text(own, encoding="utf-8")
         os.chdir(file.parent)
         try:
-            before = lock_file.read(profile_reader_and_overrides.load(PROFILE).known_lock)
+            shipped = profile_reader_and_overrides.load(PROFILE)
+            before = lock_file.read(shipped.known_lock)
             loaded = profile_reader_and_overrides.load(PROFILE, None, file)
-            requirements, left_out = len(loaded.profile.packages) - 1, len(loaded.notes)
+            requirements, left_out = len(loaded.profile.packages) - len(shipped.profile.packages), len(loaded.notes)
             lock_creation_and_update.update_lock(plan_resolver.resolve(loaded), before)
         except EnvbuildError as error:
             if isinstance(error, NetworkError) and "did not answer" in error.message:

@@ -22,6 +22,7 @@ CHECKOUT = Path(__file__).parents[2]
 sys.path.insert(0, str(CHECKOUT / "benchmarks"))
 
 import build  # noqa: E402
+import project_requirements  # noqa: E402
 import recorded_uv  # noqa: E402
 import rest  # noqa: E402
 import several  # noqa: E402
@@ -30,6 +31,8 @@ import watch  # noqa: E402
 from options import positive  # noqa: E402
 from stock import PINS, Stock  # noqa: E402
 from ways import Ours  # noqa: E402
+
+from envbuild.util.errors import EnvbuildError, Fault  # noqa: E402
 
 
 def page(**changes: float) -> str:
@@ -320,3 +323,26 @@ PROGRAMS = [
 @pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_every_program_ends_so(file: Path) -> None:
     assert file.read_text(encoding="utf-8").endswith('\nif __name__ == "__main__":\n    program(main)\n')
+
+
+def test_the_requirements_that_an_error_names_are_left_out_with_the_reason() -> None:
+    """Of a project's file: what has only source, what requires such a package, and an address."""
+    remaining = [("alpha", 1), ("beta_b>=2", 1), ("gamma", 2), ("git+https://git.example/x", 3)]
+    hint = (
+        "Because delta<=0.1 has no usable wheels and beta-b depends on delta and you require beta-b, no.\n"
+        "without a wheel for Python 3.9, glibc 2.31, x86_64: alpha 1.0, delta 0.1\nif they have no compiled code"
+    )
+    assert project_requirements.exceptions_of(EnvbuildError("no", hint=hint), remaining) == {
+        "alpha": "only source on the index (1.0)",
+        "beta_b>=2": "requires a package that has only source on the index: alpha or delta",
+    }
+    faults = [Fault("a URL cannot be locked: name a package", "env.sh", 3)]
+    assert project_requirements.exceptions_of(EnvbuildError("no", faults=faults), remaining) == {
+        "git+https://git.example/x": "a URL cannot be locked: name a package"
+    }
+
+
+def test_the_commits_of_the_projects_are_those_of_the_profiles() -> None:
+    for one in project_requirements.PROJECTS:
+        text = (CHECKOUT / "profiles" / "projects" / f"{one.profile}.yaml").read_text(encoding="utf-8")
+        assert one.commit in text and one.repository in text
