@@ -165,7 +165,7 @@ def main() -> int:
             "",
             "## By symptom",
             "",
-            "The logs that were collected by symptom class (parts collected to collected-6, recent, recent-held-out).",
+            "The logs that were collected by symptom class (parts collected to collected-7, recent, recent-held-out).",
             "",
             "| symptom | with a cause | right | another named | none named | without a known cause | a cause named |",
             "|---|---|---|---|---|---|---|",

@@ -18,7 +18,7 @@ from envbuild.explain.cause_ranking import Explanation
 FOLDER = Path(__file__).parents[2] / "logs"
 PARTS = (
     "develop",
-    *("collected", "collected-2", "collected-3", "collected-4", "collected-5", "collected-6"),
+    *("collected", "collected-2", "collected-3", "collected-4", "collected-5", "collected-6", "collected-7"),
     *("recent", "held-out", "recent-held-out"),
 )
 UNSEEN = "recent-held-out"
