@@ -95,28 +95,35 @@ def read(log: Log) -> Reading:
     situation = _common(situations)
     stack, statements = stack_frames.read(log), prose_statements.ProseReader(log).statements()
     stated = {row.symptom for row in log_signatures.statements() if row.symptom and row.statement in statements}
+    symptoms = frozenset(_symptoms(log, stack.hang, bool(situation.gpus))) | stated
     states = {*_memory(log), *_supported(log, situation)}
     states |= {state for state, holds in (
-        ("rank-failed-first", first and rank_failure_and_last_collectives.by_itself(log, first)),
+        (
+            "rank-failed-first",
+            _RANK_GONE in statements or (first and rank_failure_and_last_collectives.by_itself(log, first)),
+        ),
         ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
         ("hang-stack", stack.hang),
         ("interrupted", log.has([log_pattern(_INTERRUPTED)])),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
         ("traceback-cut", _traceback_cut(log)),
+        ("fragmented", "works-with-allocator-setting" in statements),
+        ("input-bound", "slow" in symptoms and _input_bound(log)),
         ("memory-of-others", not _MEMORY_OF_OTHERS.isdisjoint(statements)),
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
         rank_failure_and_last_collectives.works(log, situation.gpu_count), _error(log), _count(log, mentioned)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
-        stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))) | stated,
-        frozenset(_operations(log)), statements,
+        stack.crashed_in, symptoms, frozenset(_operations(log)), statements,
     )  # fmt: skip
 
 
 _MEMORY_OF_OTHERS = frozenset({"others-hold-memory", "memory-free-after-closing"})
 """The statements that show that other processes hold the GPU's memory."""
+_RANK_GONE = "process-gone-rest-hangs"
+"""The statement that a process of a distributed run ended first."""
 _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received signal SIGINT"
 """Shows that the user interrupted the program, for example because it hung."""
 
@@ -298,15 +305,17 @@ _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
 may be the CUDA context of the process itself, which may be missing in the sum."""
 _PIECES = 0.15
 """Fragmentation is the cause only if at least this share of torch's memory is unused; a few percent are normal."""
+_MANY_TIMES, _PIECES_OF_SMALL = 8, 0.1
+"""A smaller share is enough if the unused memory is this many times the allocation that failed."""
 _SHARE_FREE = 0.1
 """If less than this share of the GPU's memory is free, the GPU is full, even if the allocation is smaller."""
 
 
 def _memory(log: Log) -> Iterator[str]:
     """Yields the states of an out-of-memory error. fragmented: torch's unused reserved memory would have been enough,
-    and is at least the share _PIECES of torch's memory. memory-free: the GPU's free memory would have been enough, so
-    the log does not show why the allocation failed, and no other error shows a full GPU. memory-of-others: other
-    processes use much of the GPU's memory."""
+    and is at least the share _PIECES of torch's memory, or _PIECES_OF_SMALL of it and _MANY_TIMES the allocation.
+    memory-free: the GPU's free memory would have been enough, so the log does not show why the allocation failed, and
+    no other error shows a full GPU. memory-of-others: other processes use much of the GPU's memory."""
     enough, full = False, False
     found = log.find(log_pattern(_PARTS), 20)
     places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
@@ -328,7 +337,9 @@ def _memory(log: Log) -> Iterator[str]:
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
         held = unused + sizes.get("held", sizes.get("allocated", 0.0))
         free, total = sizes.get("free", 0.0), sizes.get("total", 0.0)
-        if unused >= max(sizes["tried"], _PIECES * held):
+        if unused >= max(sizes["tried"], _PIECES * held) or (
+            unused >= max(_MANY_TIMES * sizes["tried"], _PIECES_OF_SMALL * held) > 0
+        ):
             yield "fragmented"
         elif free >= max(sizes["tried"], _SHARE_FREE * total):
             enough = True
@@ -346,17 +357,29 @@ _USED_OF_TOTAL = r"\| {0,9}(?P<used>\d{1,6})MiB / {1,9}(?P<total>\d{4,6})MiB \|"
 _OF_PROCESS = r"^\|.{0,120} (?P<process>\d{1,6})MiB \|\s{0,8}$"
 _NO_PROCESS = r"no running processes found"
 _OCCUPIED = r"memory capacity is unbalanced\b.{0,20}occupied by other processes"
+_FREE_OF_DEVICE = r"\bfree ?memory: ?(?P<free>[\d.]{1,8} ?[kmg]i?b)"
+_TOTAL_OF_DEVICE = r"\btotal ?memory: ?(?P<total>[\d.]{1,8} ?[kmg]i?b)"
+_FREE_AT_START = 0.25
+"""TensorFlow prints the memory of each GPU before it allocates any. If less than this share is free, other processes
+hold the memory."""
 _FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>[\d.]{1,8}) gib\) on startup"
 
 
 def _memory_of_nobody(log: Log) -> Iterator[str]:
-    """Yields memory-of-others in three cases: nvidia-smi shows that more than half of the GPU's memory is used, but not
-    by a listed process; an inference engine found less than half of the memory free when it started; or the engine
-    states that other processes occupy some of the GPUs."""
+    """Yields memory-of-others in four cases: nvidia-smi shows that more than half of the GPU's memory is used, but not
+    by a listed process; an inference engine found less than half of the memory free when it started; TensorFlow found
+    less than _FREE_AT_START free; or the engine states that other processes occupy some of the GPUs."""
     if log.has([log_pattern(_OCCUPIED)]):
         yield "memory-of-others"
     for _, match in log.find(log_pattern(_FREE_OF_TOTAL), 20):
         if float(match["free"]) < float(match["total"]) / 2:
+            yield "memory-of-others"
+    totals = {
+        (line.file, line.number): _gib(match["total"]) for line, match in log.find(log_pattern(_TOTAL_OF_DEVICE), 20)
+    }
+    for line, match in log.find(log_pattern(_FREE_OF_DEVICE), 20):
+        total = totals.get((line.file, line.number), totals.get((line.file, line.number - 1), 0.0))
+        if _gib(match["free"]) < _FREE_AT_START * total:
             yield "memory-of-others"
     used = [(int(match["used"]), int(match["total"])) for _, match in log.find(log_pattern(_USED_OF_TOTAL), 20)]
     listed = sum(
@@ -365,6 +388,24 @@ def _memory_of_nobody(log: Log) -> Iterator[str]:
     known = listed or log.has([log_pattern(_NO_PROCESS)])
     if known and used and sum(some for some, _ in used) - listed > max(total for _, total in used) / 2:
         yield "memory-of-others"
+
+
+_STEP_TIMES = r"\btime:? {0,4}(?P<step>\d[\d.]{0,8}).{0,24}?\bdata(?:_time)?:? {0,4}(?P<data>\d[\d.]{0,8})"
+"""The times that training loops print: of a step, and of the part of it in which the step waits for data."""
+_FIRST_STEP = r"\[ {0,6}[01]/\d{1,9}\]|\biter(?:ation)?:? {0,2}[01]\b|\bstep:? {0,2}[01]\b"
+_INPUT_BOUND = 0.5
+
+
+def _input_bound(log: Log) -> bool:
+    """Whether training spends at least the share _INPUT_BOUND of its steps waiting for data, by the times that it
+    prints: the median of up to 20 lines. The first step does not count, because it waits for the workers to start."""
+    times = [
+        (_number(match["step"]), _number(match["data"]))
+        for line, match in log.find(log_pattern(_STEP_TIMES), 20)
+        if not log_pattern(_FIRST_STEP).search(line.text)
+    ]
+    shares = sorted(data / step for step, data in times if step > 0)
+    return bool(shares) and shares[len(shares) // 2] >= _INPUT_BOUND
 
 
 _ON_GPU = r"device='cuda:(\d{1,2})'"
@@ -448,8 +489,8 @@ def _number(text: str) -> float:
 
 
 def _gib(text: str) -> float:
-    number, unit = text.split()
+    unit = text.lstrip("0123456789. ")
     try:
-        return float(number) * _UNITS.get(unit[0].lower(), 0.0)
+        return float(text.removesuffix(unit)) * _UNITS.get(unit[:1].lower(), 0.0)
     except ValueError:
         return 0.0

@@ -20,7 +20,7 @@ from envbuild.util.errors import FactsError, near
 Patterns = tuple[Pattern, ...]
 State = Literal[
     "card-below-torch", "card-newer-than-cuda", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented",
-    "hang-stack", "interrupted", "memory-free", "memory-grows", "memory-of-others", "rank-failed-first",
+    "hang-stack", "input-bound", "interrupted", "memory-free", "memory-grows", "memory-of-others", "rank-failed-first",
     "traceback-cut",
 ]  # fmt: skip
 SymptomClass = Literal[

@@ -346,6 +346,40 @@ def test_full_memory_fragmentation_and_other_processes_are_distinguished(unused:
     assert causes(line) == [cause]
 
 
+@pytest.mark.parametrize(
+    ("tried", "cause"), [("800.00 MiB", "gpu-memory-fragmented"), ("6.00 GiB", "gpu-memory")], ids=["small", "large"]
+)
+def test_a_small_allocation_that_fails_next_to_much_unused_memory_shows_fragmentation(tried: str, cause: str) -> None:
+    line = (
+        f"CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of 79.15 GiB of which 0.15 GiB is "
+        "free. Of the allocated memory 67.00 GiB is allocated by PyTorch, and 8.00 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert causes(line) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("free", "found"), [("0.2GiB", ["gpu-memory-others"]), ("9.80GiB", [])], ids=["of-others", "free"]
+)
+def test_the_free_memory_that_tensorflow_prints_shows_other_processes(free: str, found: list[str]) -> None:
+    assert causes(f"Total memory: 10.92GiB\nFree memory: {free}") == found
+    assert causes(f"totalMemory: 10.92GiB freeMemory: {free}") == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("Epoch: [0][10/5005] Time 8.53 ( 9.21) Data 8.31 ( 8.99)", ["dataloader-stalled"]),
+        ("Epoch [1][50/7330] time: 2.345, data_time: 2.101, memory: 5012", ["dataloader-stalled"]),
+        ("Epoch [1][50/7330] time: 2.345, data_time: 0.101, memory: 5012", []),
+        ("Epoch: [0][0/5005] Time 8.53 ( 8.53) Data 8.31 ( 8.31)", []),
+    ],
+)
+def test_printed_times_show_that_training_waits_for_data(line: str, found: list[str]) -> None:
+    assert causes(f"{line}\ntraining is very slow on my V100, num_workers=4") == found
+    assert causes(line) == []
+
+
 def test_one_error_with_free_memory_does_not_hide_another_with_a_full_gpu() -> None:
     line = (
         "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total capacity; 70.00 GiB already allocated; "
