@@ -1,4 +1,4 @@
-# amphion, lock 154b7aa044e0, Python 3.9; made by: envbuild export dockerfile amphion
+# amphion, lock 629aae780215, Python 3.9; made by: envbuild export dockerfile amphion
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
@@ -207,6 +207,7 @@ einops==0.8.2 --hash=sha256:54058201ac7087911181bfec4af6091bb59380360f0692766012
 ffmpeg-python==0.2.0 --hash=sha256:ac441a0404e053f8b6a1113a77c0f452f1cfc62f6344a769475ffdc0f56c23c5
 filelock==3.19.1 --hash=sha256:d38e30481def20772f5baf097c122c3babc4fcdb7e14e57049eb9d88c6dc017d
 fonttools==4.60.2 --hash=sha256:38ce703b60a906e421e12d9e3a7f064883f5e61bb23e8961f4be33cfe578500b
+frechet-audio-distance==0.1.2 --hash=sha256:dc742afb4f31bdee637aae22f2cd0a14d9a6fa6f75e5a20e5eeefdc9bcd0579c
 fsspec==2025.10.0 --hash=sha256:7c7712353ae7d875407f97715f0e1ffcc21e33d5b24556cb1e090ae9409ec61d
 future==1.0.0 --hash=sha256:929292d34f5872e70396626ef385ec22355a1fae8ad29e1a734c3e43f9fbc216
 grpcio==1.80.1 --hash=sha256:c87817d7280b2a648ac817fa7869ce677ce8a7928edf0c2ee60db8c1518fc908
@@ -306,6 +307,7 @@ tomli==2.5.0 --hash=sha256:32a7b79ac57a2e83670ce329ccf675798bc5a2094783a63676866
 torch==2.0.1 --hash=sha256:e10e1597f2175365285db1b24019eb6f04d53dcd626c735fc502f1e8b6be9875
 torchaudio==2.0.2 --hash=sha256:6c617d5978a6b8a29d6675dcd18196e6dc541daac44b7b2b6eeb31aed82f3203
 torchcrepe==0.0.18 --hash=sha256:c8e4c66450ca94498b3f5300dc7d131e101175b3b57e61be3fb8a5a07a131579
+torchlibrosa==0.1.0 --hash=sha256:89b65fd28b833ceb6bc74a3d0d87e2924ddc5a845d0a246b194952a4e12a38cb
 torchlpc==0.6 --hash=sha256:2d0ec8152a63e47fbc1c54d59042ffd9899ef0aee0cc5518c1b6cac16a5f7ac0
 torchmetrics==1.8.2 --hash=sha256:08382fd96b923e39e904c4d570f3d49e2cc71ccabd2a94e0f895d1f0dac86242
 torchvision==0.15.2 --hash=sha256:63df26673e66cba3f17e07c327a8cafa3cce98265dbc3da329f1951d45966838
@@ -344,5 +346,5 @@ ENV TORCH_NCCL_ASYNC_ERROR_HANDLING="1"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:154b7aa044e078c671ec0b80f9393658e5e97722750dee88bf3eb3a0673ea157"
+LABEL io.envbuild.lock="sha256:629aae7802159b8dad1e30f207f097e6f7e7ec18eb37e4c0982f2b57c3874c2b"
 CMD ["python"]
