@@ -1,4 +1,4 @@
-# amphion, lock 629aae780215, Python 3.9; made by: envbuild export dockerfile amphion
+# amphion, lock 309b5d5bd618, Python 3.9; made by: envbuild export dockerfile amphion
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
@@ -297,7 +297,7 @@ speechtokenizer==1.0.1 --hash=sha256:bb898a1505d72bebe336fae773baa85cd368cea8155
 sympy==1.14.0 --hash=sha256:e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5
 tabulate==0.9.0 --hash=sha256:024ca478df22e9340661486f85298cff5f6dcdba14f3813e8830015b9ed1948f
 tensorboard==2.21.0 --hash=sha256:7279316dcb6bd5bc391d623dea841531299cde1887310e8133bc34a996d32255
-tensorboard-data-server==0.7.2 --hash=sha256:ef687163c24185ae9754ed5650eb5bc4d84ff257aabdc33f0cc6f74d8ba54530
+tensorboard-data-server==0.7.2 --hash=sha256:7e0610d205889588983836ec05dc098e80f97b7e7bbff7e994ebb78f578d0ddb
 tensorboardx==2.6.5 --hash=sha256:c10b891d00af306537cb8b58a039b2ba41571f0da06f433a41c4ca8d6abe1373
 termcolor==3.1.0 --hash=sha256:591dd26b5c2ce03b9e43f391264626557873ce1d379019786f99b0c2bee140aa
 tgt==1.5 --hash=sha256:df4566f0f9b1765691dcc984a78963496bca961a27ac7f10050be2db277df5e8
@@ -346,5 +346,5 @@ ENV TORCH_NCCL_ASYNC_ERROR_HANDLING="1"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:629aae7802159b8dad1e30f207f097e6f7e7ec18eb37e4c0982f2b57c3874c2b"
+LABEL io.envbuild.lock="sha256:309b5d5bd618e8e9868bd44ac9df1d56cc2ea1589fd317b58c8a78a12531c4bb"
 CMD ["python"]
