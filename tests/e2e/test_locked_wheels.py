@@ -34,7 +34,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 # Members that may run code when Python starts or torch is imported, and more: wheel_conflicts.py decides.
-STARTUP = re.compile(r"(.*/)?([^/]*\.pth|entry_points\.txt|(site|user)customize[./].*|apport_python_hook[./].*)")
+# a .pth file in a folder of a package is not read at start: it is often a model of torch
+STARTUP = re.compile(
+    rf"{wheel_file_lists_and_clashes.SITE}/[^/]*\.pth"
+    r"|(.*/)?(entry_points\.txt|(site|user)customize[./].*|apport_python_hook[./].*)"
+)
 BROUGHT = {"setuptools": "distutils-precedence.pth"}
 """The only start-up files in the wheels of the shipped profiles, by distribution."""
 
