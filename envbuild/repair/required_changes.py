@@ -32,6 +32,8 @@ DRIVER_TOO_OLD = "driver-too-old"
 """The id of the problem that the driver does not run the CUDA version of torch, also as the cause in a log."""
 TORCH_WITHOUT_CUDA = "torch-without-cuda"
 """The id of the cause in a log that torch is a build without CUDA."""
+UNRELATED_APEX = "apex-unrelated"
+"""The id of the cause in a log that an import of NVIDIA's apex found the unrelated package."""
 COMPANION_BUILD = "companion-build"
 """The id of the problem that torchvision or torchaudio was built for the CPU or a different CUDA version than torch."""
 NO_GPU = (
@@ -189,6 +191,8 @@ def _is_excluded(cause: str, situation: Situation, held: Holdings, changes: Chan
     """Whether a cause without an advisory cannot apply in this situation, in which the changes may have been made."""
     if cause == TORCH_WITHOUT_CUDA:
         return changes.torch is not None or bool(held.torch and held.torch.cuda)
+    if cause == UNRELATED_APEX:
+        return "apex" in changes.uninstall  # what remains to do is a row of its own
     if cause == DRIVER_TOO_OLD:
         known = situation.driver and situation.cuda
         return bool(known) and database.driver_runs(str(situation.cuda), str(situation.driver))
@@ -614,7 +618,8 @@ _BUILD_APEX = (
 
 
 def _uses_apex(found: Explanation | None) -> bool:
-    return found is not None and "apex" in found.read.situation.extensions
+    """Whether the log shows that the program imports NVIDIA's apex. transformers only uses it where it is installed."""
+    return found is not None and any(match.id == UNRELATED_APEX for match in found.matches)
 
 
 def _dependents(name: str, held: Holdings) -> tuple[str, ...]:
