@@ -66,6 +66,7 @@ def compiling(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compil
         done.append("base image")
         fetch_base_image(*arguments)
 
+    monkeypatch.setattr(extension_wheel_build, "refuse_unlocked_requirements", lambda wheels, lock: None)
     monkeypatch.setattr(StepContext, "engine", MagicMock())
     monkeypatch.setattr(disk_space_needs, "require_disk_space", note("disk space"))
     monkeypatch.setattr(build_downloads, "fetch_base_image", fetch)
