@@ -15,7 +15,7 @@ from packaging.version import Version
 from envbuild.facts import database
 from envbuild.facts.fact_field_types import is_version
 from envbuild.fetch import uv_config
-from envbuild.profile import inherited_value_reasons, profile_and_lock_name_lookup, requirements_reader, starter_profile
+from envbuild.profile import inherited_value_reasons, profile_and_lock_name_lookup, starter_profile
 from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.profile_and_lock_name_lookup import Meant
@@ -112,6 +112,8 @@ def _require(
     contradicts an exact version from --pin or the profile, or a library or companion of the profile's torch. `notes`
     receives a text about each such line. `constraints` receives the bounds that the file names with -c, except those to
     which this applies."""
+    from envbuild.profile import requirements_reader  # not needed without a requirements file
+
     packages = merged.data.setdefault("packages", [])
     python = str(pins.get("python", merged.data.get("python")))
     if not re.fullmatch(r"3\.[0-9]{1,2}", python):  # invalid or missing: a fault that is reported with the profile's
