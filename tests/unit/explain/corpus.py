@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,11 +16,6 @@ from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
-PARTS = (
-    "develop",
-    *("collected", "collected-2", "collected-3", "collected-4", "collected-5", "collected-6", "collected-7"),
-    *("recent", "held-out", "recent-held-out"),
-)
 UNSEEN = "recent-held-out"
 """The part whose single results nobody looks at: only its score is reported, and no test names one of its logs."""
 SEALED = ("sealed", "sealed-2")
@@ -30,6 +25,11 @@ SEALED = ("sealed", "sealed-2")
 def read_yaml(file: Path) -> Any:
     """Read a YAML file with the parser in C: each worker of pytest-xdist reads the files when it collects tests."""
     return yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+
+
+INDEX = read_yaml(FOLDER / "index.yaml")
+PARTS: Mapping[str, Mapping[str, Any]] = INDEX["parts"]
+"""How the logs of each part were found, and how they were scored first. The index explains the fields."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,9 @@ class Score:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    rows = read_yaml(FOLDER / "index.yaml")["logs"]
     return tuple(
         Case(name, row["part"], row["kind"], frozenset(row["expect"]), row["cite"], row.get("symptom"))
-        for name, row in rows.items()
+        for name, row in INDEX["logs"].items()
     )
 
 
