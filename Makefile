@@ -61,7 +61,7 @@ browser: ## install Chromium for the tests of the page of `show --html`, if poss
 test: .venv/.dev engine browser ## run all tests, including the end-to-end tests on a real engine
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(PARALLEL) --durations=20
 
-test-images: .venv/.dev engine ## build, audit and remove the image of every project profile, 5 GB each; push, rebuild and pin one; compile an extension for the real torch; fix environments with the real torch 2.3.1; read a layout with umoci, buildah and podman
+test-images: .venv/.dev engine ## build, audit and remove the images of all project profiles and of h20-cu12, 5 GB each; push, rebuild and pin one; compile an extension for the real torch; fix environments with the real torch 2.3.1; read a layout with umoci, buildah and podman
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m images tests/e2e
 
 test-apex: .venv/.dev engine ## build the images of h20 and h200 with apex compiled, each twice; APEX_GIT=<URL> replaces apex's repository

@@ -1,13 +1,15 @@
-"""The real image of each named project, one image at a time: built, audited without findings other than notes, and with
-the versions that its lock names.
+"""The real image of each named project and of h20's line for older drivers, one image at a time: built, audited without
+findings other than notes, and with the versions that its lock names. A run of all of them writes
+benchmarks/results/images.md.
 
 Each image takes 5 GB and some minutes, so only `make test-images` builds these images; step-video is built by
-test_gpu_image.py every time.
+test_gpu_image.py every time, and h20 by test_apex.py.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,12 @@ from .support import CHECKOUT, Project, docker, machine_cache
 
 pytestmark = [pytest.mark.engine, pytest.mark.images]
 
-PROFILES = CHECKOUT / "profiles" / "projects"
-NAMES = sorted(file.stem for file in PROFILES.glob("*.yaml") if not file.stem.endswith(".lock"))
+PROFILES = CHECKOUT / "profiles"
+LOCKS = {
+    file.name.removesuffix(".lock.yaml"): file
+    for file in sorted([*PROFILES.glob("projects/*.lock.yaml"), PROFILES / "h20-cu12.lock.yaml"])
+    if file.name != "step-video.lock.yaml"
+}
 ROOM = 25_000_000_000  # wheels, context and layers of one image take up to 20 GB while it is built
 
 # the audit's name of a library -> the beginning of the name of its distribution
@@ -58,7 +64,7 @@ class Built:
         return {wheel["name"]: wheel["version"] for wheel in read["content"]["wheels"]}
 
 
-@pytest.fixture(scope="module", params=[name for name in NAMES if name != "step-video"])
+@pytest.fixture(scope="module", params=LOCKS)
 def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id: str) -> Iterator[Built]:
     """Build from the committed lock; image, build cache and downloads are removed before the next one."""
     profile: str = request.param
@@ -71,7 +77,7 @@ def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id:
         (project.cached("wheels") / known.name).symlink_to(known)
     name = f"e2e-{run_id}-{profile}"
     project.write(name, extends=profile)
-    shutil.copy(PROFILES / f"{profile}.lock.yaml", project.lock(name))
+    shutil.copy(LOCKS[profile], project.lock(name))
     try:
         done = project.start("build", name, "--locked", "--json").finish(1800)
         assert done.code == 0, f"{done.stdout}\n{done.stderr}"
@@ -84,7 +90,27 @@ def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id:
         shutil.rmtree(root)
 
 
-def test_it_audits_clean_and_has_loaded_what_is_locked(built: Built) -> None:
+@pytest.fixture(scope="module")
+def rows() -> Iterator[dict[str, str]]:
+    """A row of the results page for each profile. If all images were tested, the page is written."""
+    found: dict[str, str] = {}
+    yield found
+    if set(found) == set(LOCKS):
+        sys.path.insert(0, str(CHECKOUT / "benchmarks"))
+        import machine
+
+        machine.write("images", [
+            "# Images of the projects and of a line for older drivers", "",
+            f"Machine: {machine.described()}, without a GPU. Made by `make test-images`: each image was built from the "
+            "committed lock and audited. The versions are those of the loaded libraries. The audit had no findings "
+            "other than notes, and the modules that a project needs were imported.", "",
+            "| profile | torch | cuBLAS | cuDNN | NCCL | CUDA runtime | GB |",
+            "|---|---|---|---|---|---|---|",
+            *found.values(),
+        ])  # fmt: skip
+
+
+def test_it_audits_clean_and_has_loaded_what_is_locked(built: Built, rows: dict[str, str]) -> None:
     done = built.project.run("audit", built.tag, "--profile", built.name, "--json")
     assert done.code == 0, done.stderr
     assert [found for found in done.document["findings"] if found["severity"] != "note"] == []
@@ -97,6 +123,9 @@ def test_it_audits_clean_and_has_loaded_what_is_locked(built: Built) -> None:
     }
     assert set(wanted) == set(CARRIED_BY)
     assert {library: loaded.get(library) for library in wanted} == wanted
+    versions = [built.locked["torch"], *(wanted[library] for library in ("cublas", "cudnn", "nccl", "cudart"))]
+    size = int(docker("image", "inspect", "--format", "{{.Size}}", built.tag)) / 1e9
+    rows[built.profile] = f"| {' | '.join([built.profile, *versions])} | {size:.1f} |"
 
 
 def test_it_imports_what_the_project_needs(built: Built) -> None:
