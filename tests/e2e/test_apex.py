@@ -94,6 +94,6 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
         f"| `envbuild build {profile} --no-cache`: the wheel from the cache | {rebuilt.seconds:.0f} |",
         f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
         f"The wheel, {about['sha256'][:12]}, has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all "
-        f"loaded in the image without a GPU. The audit of the image found machine code for {', '.join(sorted(code))} in "
-        f"them, and for no other GPU. The image has {size / 1e9:.1f} GB.",
+        "loaded in the image without a GPU. The audit of the image found machine code for "
+        f"{', '.join(sorted(code))} in them, and for no other GPU. The image has {size / 1e9:.1f} GB.",
     ])  # fmt: skip
