@@ -205,6 +205,13 @@ class Project:
                 (own / kind).symlink_to(machine_cache(kind))
         return replace(self, cache=cache)
 
+    def use_apex_mirror(self) -> None:
+        """Take apex from the repository in APEX_GIT, if this variable is set, and not from its public one."""
+        if os.environ.get("APEX_GIT"):
+            settings = self.config / "envbuild" / "config.yaml"
+            settings.parent.mkdir()
+            settings.write_text(f"git_mirror: {os.environ['APEX_GIT']}\n", encoding="utf-8")
+
     def with_env(self, **extra: str) -> Project:
         return replace(self, extra={**self.extra, **extra})
 

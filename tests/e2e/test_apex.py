@@ -38,10 +38,7 @@ def place(images: None, scratch: Path) -> Project:
     """A project with its own cache of compiled wheels, so that compilation is tested; downloads come from the machine's
     cache."""
     made = Project.create(scratch / "place").with_cache(scratch)
-    if os.environ.get("APEX_GIT"):
-        settings = made.config / "envbuild" / "config.yaml"
-        settings.parent.mkdir()
-        settings.write_text(f"git_mirror: {os.environ['APEX_GIT']}\n", encoding="utf-8")
+    made.use_apex_mirror()
     return made
 
 

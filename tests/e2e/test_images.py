@@ -3,7 +3,8 @@ findings other than notes, and with the versions that its lock names. A run of a
 benchmarks/results/images.md.
 
 Each image takes 5 GB and some minutes, so only `make test-images` builds these images; step-video is built by
-test_gpu_image.py every time, and h20 by test_apex.py.
+test_gpu_image.py every time, and h20 by test_apex.py. xdit-apex takes an hour more, in which apex is compiled
+(APEX_GIT: as in test_apex.py).
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id:
     project = Project.create(root).with_cache(root, "wheels")
     for known in machine_cache("wheels").iterdir():
         (project.cached("wheels") / known.name).symlink_to(known)
+    project.use_apex_mirror()
     name = f"e2e-{run_id}-{profile}"
     project.write(name, extends=profile)
     shutil.copy(LOCKS[profile], project.lock(name))
     try:
-        done = project.start("build", name, "--locked", "--json").finish(1800)
+        done = project.start("build", name, "--locked", "--json").finish(7200)
         assert done.code == 0, f"{done.stdout}\n{done.stderr}"
         yield Built(profile, project, name, done.document["tags"][0])
     finally:
