@@ -44,7 +44,9 @@ def head(session: requests.Session, remote: RemoteFile) -> Head:
     local = _local(remote)
     if local:
         return Head(local.stat().st_size, ranges=True)
-    headers = _ask(session, "HEAD", remote).headers
+    with _ask(session, "HEAD", remote) as answer:
+        http_deadlines.body(answer, 0)  # the body is empty; a connection is used again only after the end of the body
+        headers = answer.headers
     length = headers.get("Content-Length", "")
     if not length.isdigit():
         raise NetworkError(f"the index does not report the size of {remote.name}")

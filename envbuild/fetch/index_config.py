@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse  # since urllib3 2
 
 PARALLEL = 8
+_KEPT = 64  # open connections to one host: several locks are made at once, each with PARALLEL requests
 PIP_SECONDS = 30.0
 _LONGEST_WAIT = 60.0  # seconds
 
@@ -234,5 +235,12 @@ def index_session(tries: int = 5, limits: Network | None = None) -> requests.Ses
         made.verify = authorities
     again = _Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
     for scheme in ("http://", "https://"):
-        made.mount(scheme, Adapter(limits, max_retries=again if tries > 1 else 0, pool_maxsize=PARALLEL))
+        made.mount(scheme, Adapter(limits, max_retries=again if tries > 1 else 0, pool_maxsize=_KEPT))
     return made
+
+
+@thread_safe_cache
+def shared_session() -> requests.Session:
+    """One session for all threads, so that they use open connections again. A new connection needs a name lookup and a
+    handshake, and reads all certificates."""
+    return index_session()

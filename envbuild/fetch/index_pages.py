@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,16 @@ class Listed:
     @property
     def parsed(self) -> tuple[str, Version] | None:
         """Name and version; None for a file that is neither a wheel nor an sdist."""
-        try:
-            found = (parse_wheel_filename if self.file.endswith(".whl") else parse_sdist_filename)(self.file)
-        except ValueError:  # the errors of packaging, and Python's for a number of more than 4300 digits
-            return None
-        return found[0], found[1]
+        return _parsed(self.file)
+
+
+@lru_cache(maxsize=1 << 18)  # a package may have thousands of files, whose names are read several times
+def _parsed(file: str) -> tuple[str, Version] | None:
+    try:
+        found = (parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename)(file)
+    except ValueError:  # the errors of packaging, and Python's for a number of more than 4300 digits
+        return None
+    return found[0], found[1]
 
 
 @thread_safe_cache
@@ -95,8 +101,8 @@ def _page(address: str, name: str) -> list[Listed]:
         return list(_html(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else []
     shown = url_redaction.host(urllib.parse.urlsplit(address).netloc)
     try:
-        with index_config.index_session() as session:
-            answer = session.get(address, headers={"Accept": _ACCEPT}, timeout=60, stream=True)
+        session = index_config.shared_session()
+        with session.get(address, headers={"Accept": _ACCEPT}, timeout=60, stream=True) as answer:
             if 400 <= answer.status_code < 500:  # no such package, or no access to it
                 return []
             answer.raise_for_status()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from packaging.requirements import Requirement
@@ -85,6 +86,7 @@ def matching_releases(files: Iterable[Listed], python: str, tags: Collection[Tag
     return found
 
 
+@lru_cache  # most files of a package have the same text
 def _takes(requires: str, python: str) -> bool:
     try:
         return SpecifierSet(requires).contains(python)

@@ -342,10 +342,7 @@ def request_heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
 
 @thread_safe_cache
 def _head(address: str, file: str) -> Head:
-    return file_download_and_range_reads.head(_session(), RemoteFile(address, file))
-
-
-_session = thread_safe_cache(index_config.index_session)
+    return file_download_and_range_reads.head(index_config.shared_session(), RemoteFile(address, file))
 
 
 def _located(missing: Sequence[Wheel], damaged: Mapping[str, HashMismatch], python: str, glibc: str) -> dict[str, str]:

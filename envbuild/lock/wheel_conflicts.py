@@ -26,7 +26,6 @@ from envbuild.profile.value_types import StartupFile
 from envbuild.selftest.inventory import startup_files
 from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import Fault, LockError, ProfileError
-from envbuild.util.thread_safe_cache import thread_safe_cache
 
 _MOST = 20
 # The folders in which Python's module site looks for .pth files. Debian's Python also uses dist-packages, even in a
@@ -92,7 +91,7 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
         return known
     try:
         with file_download_and_range_reads.open_remote_file(
-            _session(), RemoteFile(address, wheel.file), head.bytes
+            index_config.shared_session(), RemoteFile(address, wheel.file), head.bytes
         ) as stream:
             found = wheel_file_lists_and_clashes.read(stream, wheel.file)
     except file_download_and_range_reads.RangeIgnored:
@@ -103,9 +102,6 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
         ) from None
     atomic_files.write_atomically(noted, json.dumps(asdict(found)))
     return found
-
-
-_session = thread_safe_cache(index_config.index_session)
 
 
 # conflicts between two wheels

@@ -269,6 +269,7 @@ class Index:
     )  # file name -> upload time; with any, pages are JSON (PEP 700)
     requires: Mapping[str, str] = field(default_factory=dict)  # file name -> Requires-Python
     requests: list[str] = field(default_factory=list)
+    connections: int = 0
     port: int = 0
 
     @property
@@ -281,6 +282,11 @@ class Index:
 
 class _Handler(BaseHTTPRequestHandler):
     index: Index
+    protocol_version = "HTTP/1.1"  # keeps connections
+
+    def setup(self) -> None:
+        super().setup()
+        self.index.connections += 1
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
@@ -366,6 +372,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content[:sent])
+        if sent is not None:  # the client waits for the rest
+            self.close_connection = True
 
 
 @contextlib.contextmanager

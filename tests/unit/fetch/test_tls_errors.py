@@ -157,7 +157,7 @@ def test_a_package_index_and_a_file_say_it_too(monkeypatch: pytest.MonkeyPatch, 
             with pytest.raises(NetworkError, match=r"^a\.whl cannot be fetched: the server does not use TLS") as caught:
                 read(session, remote)
             assert caught.value.hint == "name the port for https"
-    monkeypatch.setattr(index_config, "index_session", lambda: raising(error))
+    monkeypatch.setattr(index_config, "shared_session", lambda: session)
     with pytest.raises(NetworkError, match=r"index 127.0.0.1:1 did not answer for a: the server does not use TLS"):
         index_pages._page("https://127.0.0.1:1/simple/a/", "a")
 

@@ -12,7 +12,7 @@ from packaging.utils import InvalidWheelFilename
 from urllib3.util.retry import Retry
 
 from envbuild.facts import database
-from envbuild.fetch import index_config, sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch import index_config, index_pages, sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_resolution_and_download import Resolved
 from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError, SettingsError
@@ -559,6 +559,17 @@ def test_credentials_in_the_indexs_address_hold_for_downloads(served: Index, mon
     found, where = locate_one("alpha", "1.0")
     assert wheel_resolution_and_download.sizes({found: where}) == {found: file.stat().st_size}
     assert fetch(found) == 1
+
+
+def test_requests_one_after_the_other_use_one_connection(served: Index) -> None:
+    """A new connection for each request made `lock --upgrade` take twice as long."""
+    for name in ("alpha", "beta", "gamma"):
+        file = write_wheel(served.folder, name, "1.0")
+        wheel = Wheel(name, "1.0", file.name, sha("x"))
+        address = f"http://127.0.0.1:{served.port}/files/{file.name}"
+        assert wheel_resolution_and_download.sizes({wheel: address}) == {wheel: file.stat().st_size}
+        assert [listed.file for listed in index_pages.listed_files(name)] == [file.name]
+    assert (len(served.requests), served.connections) == (6, 1)
 
 
 def test_credentials_of_netrc_hold_for_downloads(
