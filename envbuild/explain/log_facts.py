@@ -120,7 +120,7 @@ def read(log: Log) -> Reading:
     )  # fmt: skip
 
 
-_MEMORY_OF_OTHERS = frozenset({"others-hold-memory", "memory-free-after-closing"})
+_MEMORY_OF_OTHERS = frozenset({"others-hold-memory", "memory-free-after-closing", "runs-after-closing"})
 """The statements that show that other processes hold the GPU's memory."""
 _RANK_GONE = "process-gone-rest-hangs"
 """The statement that a process of a distributed run ended first."""

@@ -23,7 +23,7 @@ _MOST = 40
 """Maximum number of lines that are read for one pattern of a concept."""
 _LONGEST = 400
 """Maximum number of characters of a sentence. A longer text is not prose."""
-_END = re.compile(r"(?<=[.!?;])\s+|(?<=[^\x00-\x7f])[.!?;。]")
+_END = re.compile(r"(?<=[.!?;])\s+|(?<=[^\x00-\x7f][.!?;。])")
 _NEAR = 24
 """Number of characters before a word in which a negation is searched."""
 _NEGATIVE = re.compile(r"\b(?:no|not|never|without|cannot|nor|unable|lacks?|lacking)\b|n.t\b|没|未|无法|不(?!断|停|住)")
@@ -116,11 +116,16 @@ def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
 
 
 def not_of_this_run(match: re.Match[str]) -> bool:
-    """Whether the sentence in which a pattern matches reports what others say, or denies that this is the cause."""
+    """Whether the sentence in which a pattern matches reports what others say, denies that this is the cause, or is a
+    question that is answered with yes or no."""
     text = match.string
     begin = max((end.end() for end in _END.finditer(text, 0, match.start())), default=0)
     stop = _END.search(text, match.end())
-    return _of_others(text[begin : match.start()], text[match.end() : stop.start() if stop else len(text)])
+    end = stop.start() if stop else len(text)
+    asked = text[begin:end].rstrip().endswith("?") and any(
+        other.search(text[begin:end]) for other in log_signatures.prose_hearsay()[2]
+    )
+    return asked or _of_others(text[begin : match.start()], text[match.end() : end])
 
 
 def _of_others(before: str, after: str) -> bool:
