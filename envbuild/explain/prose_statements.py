@@ -23,7 +23,7 @@ _MOST = 40
 """Maximum number of lines that are read for one pattern of a concept."""
 _LONGEST = 400
 """Maximum number of characters of a sentence. A longer text is not prose."""
-_END = re.compile(r"(?<=[.!?;])\s+|(?<=[^\x00-\x7f][.!?;。])")
+_END = re.compile(r"(?<=[.!?;])(?<!=\.\.\.)\s+|(?<=[^\x00-\x7f][.!?;。])")
 _NEAR = 24
 """Number of characters before a word in which a negation is searched."""
 _NEGATIVE = re.compile(r"\b(?:no|not|never|without|cannot|nor|unable|lacks?|lacking)\b|n.t\b|没|未|无法|不(?!断|停|住)")
