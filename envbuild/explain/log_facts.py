@@ -110,6 +110,7 @@ def read(log: Log) -> Reading:
         ("traceback-cut", _traceback_cut(log)),
         ("fragmented", "works-with-allocator-setting" in statements),
         ("input-bound", "slow" in symptoms and _input_bound(log)),
+        ("epochs-get-faster", _epochs_get_faster(log)),
         ("memory-of-others", not _MEMORY_OF_OTHERS.isdisjoint(statements)),
     ) if holds}  # fmt: skip
     return Reading(
@@ -406,6 +407,25 @@ def _input_bound(log: Log) -> bool:
     ]
     shares = sorted(data / step for step, data in times if step > 0)
     return bool(shares) and shares[len(shares) // 2] >= _INPUT_BOUND
+
+
+_EPOCH_TIME = (
+    r"\bepochs?[ :\[(#]{1,3}(?P<epoch>\d{1,5})\b.{0,120}?\b(?P<step>\d{1,8})/(?P<steps>\d{1,8}) "
+    r"\[(?:(?P<hours>\d{1,3}):)?(?P<minutes>\d{1,2}):(?P<seconds>\d\d)<"
+)
+_TIMES_FASTER = 3
+
+
+def _epochs_get_faster(log: Log) -> bool:
+    """Whether the first epoch took at least _TIMES_FASTER times as long as the last one, by the progress bars of tqdm.
+    Later epochs are faster if they find the files in the memory of the host."""
+    took = dict[str, int]()
+    for _, match in log.find(log_pattern(_EPOCH_TIME), TRIED):
+        if match["step"] == match["steps"]:
+            seconds = int(match["hours"] or 0) * 3600 + int(match["minutes"]) * 60 + int(match["seconds"])
+            took.setdefault(match["epoch"], seconds)
+    first, *later = took.values() or (0,)
+    return bool(later) and first >= _TIMES_FASTER * later[-1]
 
 
 _ON_GPU = r"device='cuda:(\d{1,2})'"

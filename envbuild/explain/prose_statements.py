@@ -28,6 +28,8 @@ _NEAR = 24
 """Number of characters before a word in which a negation is searched."""
 _NEGATIVE = re.compile(r"\b(?:no|not|never|without|cannot|nor|unable|lacks?|lacking)\b|n.t\b|没|未|无法|不(?!断|停|住)")
 """Words of a concept that contain a negation themselves."""
+_IF = re.compile(r"\b(?:if|whenever) (?:the |a |an )?$", re.IGNORECASE)
+"""The beginning of a condition under which a failure happens: "it hangs if num_gpus=2"."""
 _GROWN = 1.5
 """The least growth of an amount of memory, as the last amount divided by the first, that shows a leak."""
 
@@ -109,7 +111,8 @@ def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
             before = sentence[: match.start()]
             checked = not concept.negated and not _NEGATIVE.search(match[0])
             negated = checked and any(no.search(before[-_NEAR:]) for no in negations)
-            heard = any(other.search(before) for other in log_signatures.hearsay())
+            told = _IF.sub("", before) if concept.negated else before
+            heard = any(other.search(told) for other in log_signatures.hearsay())
             if not (negated or heard or _of_others(before, sentence[match.end() :])) and _grown(match.groupdict()):
                 found.append(match.span())
     return found

@@ -42,6 +42,7 @@ _CRASH = (
     r"ended by SIG(?:FPE|SEGV|ILL|BUS|ABRT)",
     r"(?:floating[ -]point exception|segmentation fault|illegal instruction|bus error)\b",
 )
+_NO_INSTRUCTION = r"\bSIGILL\b|\btrap invalid opcode\b|(?<!warp )(?<!lane )\billegal instruction\b(?! was)"
 _RAISED = (r"exception raised from ", r"what\(\):", r"torch\.acceleratorerror")
 """Text before a stack that torch itself prints for an error. Such a stack does not show a hang."""
 _NUMBERED = re.compile(r"^\s{0,8}(?:\* )?(?:frame )?#\d{1,3}:?\s{1,4}(?P<rest>.{1,1500})", re.IGNORECASE)
@@ -94,7 +95,8 @@ def read(log: Log) -> Stacks:
         return Stacks()
     found = [frames for frames in _stacks(log, heads) if frames]
     if log.has([log_pattern(pattern) for pattern in _CRASH]):
-        return Stacks(crashed_in=_inner(found))
+        # any library may be built for instructions that the CPU lacks
+        return Stacks(crashed_in=_inner(found) - ({OTHER} if log.has([log_pattern(_NO_INSTRUCTION)]) else set()))
     return Stacks(hang=bool(found) and not log.has([log_pattern(pattern) for pattern in _RAISED]))
 
 
