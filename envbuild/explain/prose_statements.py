@@ -28,7 +28,7 @@ _NEAR = 24
 """Number of characters before a word in which a negation is searched."""
 _NEGATIVE = re.compile(r"\b(?:no|not|never|without|cannot|nor|unable|lacks?|lacking)\b|n.t\b|没|未|无法|不(?!断|停|住)")
 """Words of a concept that contain a negation themselves."""
-_IF = re.compile(r"\b(?:if|whenever) (?:the |a |an )?$", re.IGNORECASE)
+_IF = re.compile(r"\b(?:if|whenever) $", re.IGNORECASE)
 """The beginning of a condition under which a failure happens: "it hangs if num_gpus=2"."""
 _GROWN = 1.5
 """The least growth of an amount of memory, as the last amount divided by the first, that shows a leak."""
