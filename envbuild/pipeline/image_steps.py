@@ -32,6 +32,7 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
+from envbuild.runners import docker_runner
 from envbuild.util import atomic_files
 from envbuild.util.errors import CheckFailed, OutOfDate, UsageError
 from envbuild.util.json_output_types import plain
@@ -166,10 +167,15 @@ def image_tag(loaded: LoadedProfile, lock: Lock) -> str:
 
 
 def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> StepResult[Image]:
-    """Set the tag of an image that exists already, unless the tag names this image."""
+    """Set the tag of an image that exists already, unless the tag names this image. If an earlier run was interrupted
+    while it audited the image, remove what that run left in the engine."""
     engine, named = context.engine, repository(recipe.name)
-    if engine.tags(named).get(recipe.lock.short) != image.handle:
+    tags, audited = engine.tags(named), lock_image_lookup_and_recipe.layers_tag(recipe.lock, recipe.name)
+    if tags.get(recipe.lock.short) != image.handle:
         engine.tag(image, named, recipe.lock.short)
+    if audited.rpartition(":")[2] in tags:
+        engine.remove(audited)
+        docker_runner.sweep_containers(engine)
     return StepResult(image, cached=True, note=f"{image_tag(recipe.loaded, recipe.lock)} {image.size / 1e6:.0f} MB")
 
 

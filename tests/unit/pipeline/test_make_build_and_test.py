@@ -35,6 +35,7 @@ from envbuild.pipeline.selftest_steps import WrittenEvidence
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import oci_types
+from envbuild.runners import docker_runner
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, EnvbuildError, NotProved
@@ -302,6 +303,25 @@ def test_layers_with_a_defect_do_not_become_an_image(
     partial = caught.value.partial
     assert (partial["image"], partial["state"], partial["lock"]) == (None, "failed", locked.id)
     assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build", "load"]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_an_interrupted_audit_left_is_removed_with_the_next_build(
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, interrupted: bool
+) -> None:
+    """The image itself can be there, with a record of an earlier build of the same lock."""
+    context, done = being_made
+    loaded, plan, locked = profile_of(project, PROFILE), plan_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
+    image = image_of("built")
+    tags = {locked.short: image.handle, **({f"{locked.short}-layers": image.handle} if interrupted else {})}
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", lambda *_: image)
+    monkeypatch.setattr(StepContext.engine, "tags", lambda name: tags, raising=False)
+    removed: list[str] = []
+    monkeypatch.setattr(StepContext.engine, "remove", removed.append, raising=False)
+    monkeypatch.setattr(docker_runner, "sweep_containers", lambda engine: removed.append("containers"))
+    built = image_steps.find_or_build_image(context, Recipe(loaded, plan, locked))
+    assert built.image == image and "tag" not in done
+    assert removed == ([f"envbuild/sample:{locked.short}-layers", "containers"] if interrupted else [])
 
 
 @pytest.fixture
