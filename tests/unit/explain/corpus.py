@@ -108,11 +108,18 @@ class Answers:
     by_advisory: int
 
 
+def unused(split: str) -> dict[str, Any]:
+    """The index of a folder of SEALED without the logs whose threads an open part was collected from later."""
+    threads = {case.cite for case in cases()}
+    rows = read_yaml(FOLDER / split / "index.yaml")
+    return {name: row for name, row in rows.items() if row["cite"] not in threads}
+
+
 def sealed(symptom: str | None = None, split: str = "sealed") -> Answers:
-    """Score a folder of SEALED, which nobody who works on signatures may open: return only counts, never names of
-    logs."""
+    """Score the unused logs of a folder of SEALED, which nobody who works on signatures may open: return only counts,
+    never names of logs."""
     folder = FOLDER / split
-    rows = read_yaml(folder / "index.yaml")
+    rows = unused(split)
     with_cause = right = wrong = innocent = accused = by_advisory = 0
     for name, row in rows.items():
         if symptom not in (None, row["symptom"]):
@@ -129,8 +136,7 @@ def sealed(symptom: str | None = None, split: str = "sealed") -> Answers:
 
 
 def symptoms(split: str = "sealed") -> list[str]:
-    rows = read_yaml(FOLDER / split / "index.yaml")
-    return sorted({row["symptom"] for row in rows.values()})
+    return sorted({row["symptom"] for row in unused(split).values()})
 
 
 def mistakes(wanted: Iterable[Case]) -> Iterator[tuple[Case, frozenset[str]]]:
