@@ -111,8 +111,8 @@ def _spans(sentence: str, concept: Concept) -> list[tuple[int, int]]:
             before = sentence[: match.start()]
             checked = not concept.negated and not _NEGATIVE.search(match[0])
             negated = checked and any(no.search(before[-_NEAR:]) for no in negations)
-            told = _IF.sub("", before) if concept.negated else before
-            heard = any(other.search(told) for other in log_signatures.hearsay())
+            unconditional = _IF.sub("", before) if concept.negated else before
+            heard = any(other.search(unconditional) for other in log_signatures.hearsay())
             if not (negated or heard or _of_others(before, sentence[match.end() :])) and _grown(match.groupdict()):
                 found.append(match.span())
     return found
