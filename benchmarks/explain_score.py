@@ -140,7 +140,7 @@ def first_scores(part: str) -> Iterator[str]:
 def left_out(split: str) -> str:
     every, used = corpus.read_yaml(corpus.FOLDER / split / "index.yaml"), corpus.unused(split)
     return (
-        f"Of {len(every)} logs, {len(every) - len(used)} are left out, because later an open part also got a log "
+        f"Of {len(every)} logs, {len(every) - len(used)} are left out, because an open part also has a log "
         "from their threads."
     )
 

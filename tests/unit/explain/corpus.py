@@ -109,7 +109,7 @@ class Answers:
 
 
 def unused(split: str) -> dict[str, Any]:
-    """The index of a folder of SEALED without the logs whose threads an open part was collected from later."""
+    """The index of a folder of SEALED without the logs from whose threads an open part also has a log."""
     threads = {case.cite for case in cases()}
     rows = read_yaml(FOLDER / split / "index.yaml")
     return {name: row for name, row in rows.items() if row["cite"] not in threads}
