@@ -79,12 +79,12 @@ def main() -> None:
     loads = [os.getloadavg()[0]]
     found, facts, cut = _measured(arguments.folder, arguments.runs, arguments.only, arguments.ways, say)
     loads.append(os.getloadavg()[0])
+    run = {"machine": described(), "load": loads, "runs": arguments.runs, "minutes": (time.monotonic() - begin) / 60}
     before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if _kept(arguments) else {}
-    document = {
-        "machine": described(), "load": loads, "runs": arguments.runs,
-        "minutes": (time.monotonic() - begin) / 60, **facts,
-        "cases": _merged(before.get("cases", {}), found),
-    }  # fmt: skip
+    document = {**run, **facts, "cases": found}
+    if before:  # the page describes the run of most cases, and then this one
+        cases = _merged(before["cases"], found)
+        document = {**before, "cases": cases, "again": {**before.get("again", {}), ", ".join(arguments.only): run}}
     table.write(document)
     if cut:
         raise cut

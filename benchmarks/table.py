@@ -26,6 +26,10 @@ Machine: {machine}. Docker {engine}, a separate engine for the benchmark. Load a
 {minutes:.0f} min in all. {wheels} wheels, {gb} GB, from an index on the machine; base {root} GB unpacked. {speeds}
 cuBLAS {cublas}. Made by `make bench`.
 """
+_AGAIN = """
+Measured again in a run of {minutes:.0f} min: {cases}. Machine: {machine}. Load average {before:.1f} before and
+{after:.1f} after. {runs} runs.
+"""
 _TIMED = """
 The time is from the start of the command until the engine has the image. For envbuild it is the time of the whole
 process, including Python's start, without the audit, which the other tools do not have. Locks and requirements are made
@@ -161,6 +165,8 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
             root=_gb(document["base"]), cublas=", then ".join(document["pins"]), speeds=_speeds(document),
         )
     )  # fmt: skip
+    for cases, run in document.get("again", {}).items():
+        yield from _paragraph(_AGAIN.format(cases=cases, **run, before=run["load"][0], after=run["load"][1]))
     if "cut_short" in document:
         yield from _paragraph("The benchmark ended early, so cases are missing below or have fewer runs.")
     yield from _paragraph(_TIMED)
