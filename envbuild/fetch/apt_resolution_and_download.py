@@ -181,7 +181,8 @@ def _apt(*arguments: str, config: Path | None = None) -> Completed:
 
 
 def _update(config: Path) -> None:
-    done = _apt("--quiet", "update", config=config)
+    # `update` would compute apt's index of all packages and not keep it; the next command computes it anyway
+    done = _apt("--quiet", "--option", "pkgCacheFile::Generate=false", "update", config=config)
     # A third-party repository for the same suite is not signed by Debian: ignore its error and use the others.
     errors = [line for line in done.stderr.splitlines() if line.startswith("E:")]
     if done.code and not (errors and all("is not signed" in line for line in errors)):
