@@ -21,7 +21,7 @@ from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Image
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.image_naming import repository
-from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
+from envbuild.image.oci import disk_space_needs, engine_load, lock_image_lookup_and_recipe
 from envbuild.lock import lock_changes, lock_creation_and_update, lock_file, wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
@@ -168,13 +168,16 @@ def image_tag(loaded: LoadedProfile, lock: Lock) -> str:
 
 def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> StepResult[Image]:
     """Set the tag of an image that exists already, unless the tag names this image. If an earlier run was interrupted
-    while it audited the image, remove what that run left in the engine."""
+    while it loaded or audited the image, remove what that run left in the engine."""
     engine, named = context.engine, repository(recipe.name)
-    tags, audited = engine.tags(named), lock_image_lookup_and_recipe.layers_tag(recipe.lock, recipe.name)
+    tags = engine.tags(named)
+    audited = lock_image_lookup_and_recipe.layers_tag(recipe.lock, recipe.name).rpartition(":")[2]
     if tags.get(recipe.lock.short) != image.handle:
         engine.tag(image, named, recipe.lock.short)
-    if audited.rpartition(":")[2] in tags:
-        engine.remove(audited)
+    left = [tag for tag in (engine_load.incoming_tag(audited), audited) if tag in tags]
+    for tag in left:
+        engine.remove(f"{named}:{tag}")
+    if left:
         docker_runner.sweep_containers(engine)
     return StepResult(image, cached=True, note=f"{image_tag(recipe.loaded, recipe.lock)} {image.size / 1e6:.0f} MB")
 

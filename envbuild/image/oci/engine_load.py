@@ -18,6 +18,11 @@ from envbuild.util.errors import EngineError
 _CONTAINERD_NAME = "io.containerd.image.name"
 
 
+def incoming_tag(tag: str) -> str:
+    """The temporary tag of an image while it is loaded."""
+    return f"loading-{tag}"
+
+
 def load_image(
     engine: Engine, image: ImageToLoad, repository: str, tag: str, on_line: Callable[[str], None]
 ) -> tuple[Image, OciImage]:
@@ -28,7 +33,7 @@ def load_image(
     Raises EngineError, also if the engine has a different image afterwards, DiskError, and what the layers' recipes
     raise.
     """
-    incoming = f"{repository}:loading-{tag}"
+    incoming = f"{repository}:{incoming_tag(tag)}"
     try:
         sent = _send_missing(engine, image, incoming, on_line)
         engine.note_id(sent.manifest.digest, sent.id)

@@ -305,15 +305,15 @@ def test_layers_with_a_defect_do_not_become_an_image(
     assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build", "load"]
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_what_an_interrupted_audit_left_is_removed_with_the_next_build(
-    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, interrupted: bool
+@pytest.mark.parametrize("left", [(), ("{}-layers",), ("loading-{}-layers",), ("loading-{}-layers", "{}-layers")])
+def test_what_an_interrupted_load_or_audit_left_is_removed_with_the_next_build(
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, left: tuple[str, ...]
 ) -> None:
     """The image itself can be there, with a record of an earlier build of the same lock."""
     context, done = being_made
     loaded, plan, locked = profile_of(project, PROFILE), plan_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
     image = image_of("built")
-    tags = {locked.short: image.handle, **({f"{locked.short}-layers": image.handle} if interrupted else {})}
+    tags = dict.fromkeys([locked.short, *(tag.format(locked.short) for tag in left)], image.handle)
     monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", lambda *_: image)
     monkeypatch.setattr(StepContext.engine, "tags", lambda name: tags, raising=False)
     removed: list[str] = []
@@ -321,7 +321,8 @@ def test_what_an_interrupted_audit_left_is_removed_with_the_next_build(
     monkeypatch.setattr(docker_runner, "sweep_containers", lambda engine: removed.append("containers"))
     built = image_steps.find_or_build_image(context, Recipe(loaded, plan, locked))
     assert built.image == image and "tag" not in done
-    assert removed == ([f"envbuild/sample:{locked.short}-layers", "containers"] if interrupted else [])
+    wanted = [f"envbuild/sample:{tag.format(locked.short)}" for tag in left]
+    assert removed == [*wanted, *(["containers"] if left else [])]
 
 
 @pytest.fixture
