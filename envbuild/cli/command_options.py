@@ -213,13 +213,13 @@ def _given(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 
 # An index, or a UUID as nvidia-smi -L prints it; the last form is that of MIG slices with older drivers.
-_GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}", re.IGNORECASE)
+_GPU = r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}"
 
 
 def _gpus(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     found = tuple(part.strip() for part in value.split(",")) if value is not None else ()
     for part in found:
-        if not _GPU.fullmatch(part):
+        if not re.fullmatch(_GPU, part, re.IGNORECASE):
             raise click.BadParameter(f"{part!r} is not a GPU; write indices or UUIDs, such as 0,1 or GPU-<uuid>")
     if len(set(found)) < len(found):
         raise click.BadParameter("a GPU is listed twice")

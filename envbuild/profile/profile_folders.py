@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envbuild.util import package_data
 
-_LINE = re.compile(r"(.+)-(cu[0-9]{2})")  # the name of a profile for a different CUDA major version, as in h20-cu12
+_LINE = r"(.+)-(cu[0-9]{2})"  # the name of a profile for a different CUDA major version, as in h20-cu12
 
 
 def profile_folders() -> Iterator[Path]:
@@ -25,5 +25,5 @@ def is_path(name: str) -> bool:
 def split_line(name: str) -> tuple[str, str] | None:
     """Split a name at the label of a CUDA line: h20-cu12 into h20 and cu12. None if the name does not have this
     form."""
-    found = _LINE.fullmatch(name)
+    found = re.fullmatch(_LINE, name)
     return (found[1], found[2]) if found else None

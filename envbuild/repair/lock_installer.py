@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import sys
+import venv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,7 @@ _BEGIN, _END = "# >>> envbuild >>>", "# <<< envbuild <<<"
 _DEACTIVATE = "deactivate () {\n"  # in the scripts of uv and of Python's venv
 _RESTORE, _OLD, _HAD = "_ENVBUILD_RESTORE", "_ENVBUILD_OLD_", "_ENVBUILD_HAD_"
 _MARK = ".envbuild-lock"
+_ACTIVATE = "bin/activate"
 _LAST_LINES = 8
 # uv's variables that decide only where and how it writes. Others may leave out or add distributions without an error.
 _UV_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_LINK_MODE", "UV_LOCK_TIMEOUT", "UV_CONCURRENT_INSTALLS")
@@ -75,10 +77,10 @@ def _install_lock(plan: InstallPlan, folder: Path, python: Path, say: Callable[[
     wheels = {locked.wheel.sha256: locked.wheel.file for locked in plan.wheels}
     sha256_file_store.check_changed(store, wheels, _links(plan).with_suffix(".json"))
     names = tuple(sorted(locked.wheel.name for locked in plan.wheels))
-    new = not (folder / "pyvenv.cfg").is_file()
+    new = not (folder / _ACTIVATE).is_file()  # the last file of a new environment
     if new:
         say(f"new environment: {folder}, Python {plan.python}")
-        _uv("venv", "--python", str(python), "--no-project", str(folder))
+        _make_environment(python, folder)
     else:
         wanted = _missing(folder, plan.wheels) | _interrupted(folder)
         names = tuple(name for name in names if name in wanted)
@@ -135,8 +137,13 @@ def _require_environment(folder: Path, version: str) -> None:
         )
 
 
-def _sites(folder: Path) -> list[Path]:
-    return sorted(folder.glob("lib/python3.*/site-packages"))
+def _make_environment(python: Path, folder: Path) -> None:
+    """Make an empty environment, or complete one that an interrupted run left, and keep it out of git."""
+    if python == Path(sys.executable):
+        venv.create(folder, symlinks=True)  # as uv does, without the time to start a program
+    else:
+        _uv("venv", "--python", str(python), "--no-project", "--allow-existing", str(folder))
+    _write(folder / ".gitignore", "*\n")
 
 
 def _missing(folder: Path, wheels: Iterable[LockedWheel]) -> set[str]:
@@ -249,7 +256,7 @@ def _write_constraints(constraints: str, folder: Path) -> None:
 def _write_activation(folder: Path, name: str, variables: Mapping[str, str]) -> None:
     """Make bin/activate (bash, zsh) set the profile's variables and, unless the path has a space, the constraints for
     uv. `deactivate` restores the values that the variables had before."""
-    file = folder / "bin" / "activate"
+    file = folder / _ACTIVATE
     file_text = file.read_text(encoding="utf-8")
     kept = re.sub(rf"(?ms)^{re.escape(_BEGIN)}.*?^{re.escape(_END)}\n", "", file_text)
     constraints = folder / "constraints.txt"

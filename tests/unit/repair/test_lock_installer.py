@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -220,6 +221,16 @@ def test_what_an_interrupted_installation_left_is_installed_again(
     assert len(install(lock, folder).installed) == 4
     assert package_file(folder).is_file() and metadata_of_torch(folder).is_file()
     assert install(lock, folder).installed == ()
+
+
+@pytest.mark.parametrize("lost", ["bin/activate", "lib64"])
+def test_an_environment_whose_making_was_interrupted_is_completed(lock: Lock, folder: Path, lost: str) -> None:
+    venv.create(folder, symlinks=True)
+    for name in {lost, "bin/activate"}:  # written last
+        (folder / name).unlink()
+    assert len(install(lock, folder).installed) == 4
+    assert Venv(folder, folder / "none").cublas() == "12.4.5" and (folder / lost).exists()
+    assert (folder / ".gitignore").read_text() == "*\n"
 
 
 def test_a_package_without_metadata_is_installed_again(lock: Lock, folder: Path) -> None:
