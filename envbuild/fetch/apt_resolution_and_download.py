@@ -20,6 +20,9 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _HELPER = "/usr/lib/apt/apt-helper"
+# Options of the command line take precedence over the host's configuration, in which Docker's Debian images set this.
+# apt reads compressed lists several times, and decompresses them each time.
+_UNCOMPRESSED = ("--option", "Acquire::GzipIndexes=false")
 _APT_HINT = "a bootstrap base needs Debian's apt and mmdebstrap on this machine; without them, set a base image"
 
 
@@ -172,7 +175,7 @@ def _apt(*arguments: str, config: Path | None = None) -> Completed:
     # TMPDIR: apt's signature check leaves files there if it is killed
     given = {"APT_CONFIG": str(config), "TMPDIR": str(config.parent)} if config else {}
     try:
-        done = run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
+        done = run(["apt-get", *(_UNCOMPRESSED if config else ()), *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
     except ProcessMissing as error:
         raise ProcessMissing(error.message, hint=_APT_HINT) from None
     if done.code and disk_space.lacked(done.stderr):
