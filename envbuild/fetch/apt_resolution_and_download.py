@@ -174,8 +174,9 @@ Acquire::Languages "none";
 def _apt(*arguments: str, config: Path | None = None) -> Completed:
     # TMPDIR: apt's signature check leaves files there if it is killed
     given = {"APT_CONFIG": str(config), "TMPDIR": str(config.parent)} if config else {}
+    options = _UNCOMPRESSED if config else ()
     try:
-        done = run(["apt-get", *(_UNCOMPRESSED if config else ()), *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
+        done = run(["apt-get", *options, *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
     except ProcessMissing as error:
         raise ProcessMissing(error.message, hint=_APT_HINT) from None
     if done.code and disk_space.lacked(done.stderr):
