@@ -15,9 +15,11 @@ from envbuild.evidence import (
 )
 from envbuild.evidence.proof_rules import Proof, record_digest
 from envbuild.image import build_records
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_and_lock_name_lookup
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import profile_page_contents, profile_page_html, run_measurement_reader, run_measurement_types
 from envbuild.report.profile_page_contents import Page, PageEvidence
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -46,14 +48,22 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     loaded = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(loaded)
     locked = lock_file.read(loaded.known_lock)
-    built = [record for record in build_records.all_records() if locked and record.lock == locked.id]
-    proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, locked, built)
     compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
-    images = dict.fromkeys(record.image for record in built)
-    environments = python_environment_status.recorded_environments(loaded, locked) if locked else ()
-    runs = tuple(map(_run, _with_evidence(proofs)))
-    evidence = PageEvidence(proofs, tuple(images), runs, environments)
+    evidence = page_evidence(loaded, locked)
     return profile_page_contents.page(loaded, plan, locked, evidence, _others(loaded.name), compared)
+
+
+def page_evidence(loaded: LoadedProfile, lock: Lock | None) -> PageEvidence:
+    """Return the evidence on disk for a profile."""
+    built = [record for record in build_records.all_records() if lock and record.lock == lock.id]
+    proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, lock, built)
+    runs = tuple(map(_run, _with_evidence(proofs)))
+    if lock is None:
+        return PageEvidence(proofs, (), runs)
+    images = dict.fromkeys(one.image for one in built if lock_image_lookup_and_recipe.matches(one, lock))
+    differently = None if images else lock_image_lookup_and_recipe.built_differently(lock)
+    environments = python_environment_status.recorded_environments(loaded, lock)
+    return PageEvidence(proofs, tuple(images), runs, environments, differently)
 
 
 def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:

@@ -30,12 +30,14 @@ from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState
 class PageEvidence:
     """The evidence on disk for a profile. `proofs`: one for each GPU model. `images`: the ids of the images built from
     the lock. `runs`: the measurements of the runs that `proofs` refer to. `environments`: the evidence about
-    environments with the locked files."""
+    environments with the locked files. `built_differently`: if `images` is empty, how an image of the lock was built
+    that does not count."""
 
     proofs: tuple[Proof, ...]
     images: tuple[Digest, ...]
     runs: tuple[Run, ...]
     environments: tuple[RecordedEnvironment, ...] = ()
+    built_differently: str | None = None
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,9 @@ def page_status(loaded: LoadedProfile, plan: Plan, lock: Lock | None, evidence: 
     proofs, stale = evidence.proofs, lock.stale(plan) if lock else []
     built = bool(evidence.images)
     state = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
-    reasons = profile_proofs_and_image_states.reasons_not_verified(loaded.name, lock, stale, proofs, built=built)
+    reasons = profile_proofs_and_image_states.reasons_not_verified(
+        loaded.name, lock, stale, proofs, built=built, built_differently=evidence.built_differently
+    )
     proved = [profile_proofs_and_image_states.reason(loaded.name, proof) for proof in proofs if proof.state == "proved"]
     untested = [proof.model for proof in proofs if proof.state != "proved"] if loaded.profile.gpus else []
     return PageStatus(

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from envbuild.cli import show_html
 from envbuild.cli import status as command
 from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs_and_image_states
 from envbuild.evidence.image_status import Status
@@ -26,7 +27,6 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import profile_page_contents
-from envbuild.report.profile_page_contents import PageEvidence
 from envbuild.resolve import plan_resolver
 from envbuild.runners.runner_interface import RunnerError
 from envbuild.testrun import run_result
@@ -499,10 +499,8 @@ def test_the_page_of_show_says_the_same_as_status(world: World, monkeypatch: pyt
     def compare(lock: Lock | None = world.lock) -> None:
         engine = cast(Engine, world.engine)
         status = image_status.status_of(engine, world.loaded, lock, world.stale)
-        built = list(build_records.all_records())
-        proofs = profile_proofs_and_image_states.on_disk("sample", world.loaded.profile, lock, built)
-        images = tuple(dict.fromkeys(record.image for record in built))
-        page = profile_page_contents.page_status(world.loaded, plan, lock, PageEvidence(proofs, images, ()))
+        evidence = show_html.page_evidence(world.loaded, lock)
+        page = profile_page_contents.page_status(world.loaded, plan, lock, evidence)
         assert (page.state, page.next) == (status.state, status.next)
         assert set(status.details) <= set(page.reasons)
         found.append(page.state)
@@ -519,4 +517,6 @@ def test_the_page_of_show_says_the_same_as_status(world: World, monkeypatch: pyt
     world.stale = []
     evidence_statements_and_store.save(world.record(image, passed_run(probe("env.libs", "failed"))))
     compare()
-    assert found == ["missing", "missing", "unverified", "verified", "stale", "failed"]
+    monkeypatch.setattr(wheel_layers, "WRITER_VERSION", 10**6)  # as if an older envbuild had built the image
+    compare()
+    assert found == ["missing", "missing", "unverified", "verified", "stale", "failed", "missing"]

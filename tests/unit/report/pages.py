@@ -16,6 +16,7 @@ from envbuild.evidence.proof_rules import record_digest
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.image import build_records
 from envbuild.image.build_records import Record
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -169,8 +170,8 @@ def record(
 
 def build(loaded: LoadedProfile, locked: Lock) -> None:
     """Write a build record as if the image of the lock had been built."""
-    image = image_of(loaded.name)
-    build_records.write(Record(image.id, image.handle, locked.id, f"recipe-{loaded.name}", image.layers, "docker"))
+    image, recipe = image_of(loaded.name), lock_image_lookup_and_recipe.recipe_digest(locked, ())
+    build_records.write(Record(image.id, image.handle, locked.id, recipe, image.layers, "docker"))
 
 
 def prove(

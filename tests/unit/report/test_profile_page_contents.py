@@ -17,7 +17,7 @@ import pytest
 from envbuild.lock import lock_file
 from envbuild.report import profile_page_contents, profile_page_html
 from unit.report import pages
-from unit.support import PROFILE, envbuild, lock_for, plan_of, profile_of, write_profile
+from unit.support import PROFILE, envbuild, lock_for, plan_of, profile_of, whole_lock, write_profile
 
 
 class Tags(HTMLParser):
@@ -90,7 +90,7 @@ def test_a_fault_of_the_run_is_shown(world: Path, project: Path) -> None:
 def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
     cards = {"a100": "NVIDIA A100-SXM4-80GB", "h20": "NVIDIA H20"}
     loaded = profile_of(project, {"extends": "h20-cu12", "gpus": [*cards, "l40s"], "apt": []}, "mixed")
-    made = lock_for(plan_of(project, {"extends": "h20-cu12", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))
+    made = whole_lock(plan_of(project, {"extends": "h20-cu12", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))
     lock_file.write(made, loaded.lock_file, "mixed")
     for day, card in enumerate(cards.values()):
         pages.prove(loaded, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
@@ -141,7 +141,7 @@ def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:
 
 
 def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
-    made = lock_for(plan_of(project, {**PROFILE, "packages": ["einops"]}))
+    made = whole_lock(plan_of(project, {**PROFILE, "packages": ["einops"]}))
     write_profile(project, PROFILE)
     lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
     pages.build(profile_of(project, PROFILE), made)
