@@ -181,6 +181,15 @@ def causes(text: str) -> list[str]:
         ("NCCL timed out\na longer timeout in init_process_group fixed it", "works-with-longer-timeout"),
         ("CUDA out of memory\nmax_split_size_mb:256 solved it", "works-with-allocator-setting"),
         ("the CUDA extension fails to build\nwith CC=gcc-9 it compiles", "older-gcc-builds"),
+        ("the child hangs after fork because the mutex is held by another thread", "hangs-after-fork"),
+        ("The start method is 'fork'. With OpenMP threads running this hangs", "hangs-after-fork"),
+        ("使用fork方式时子进程会死锁,线程锁没有释放", "hangs-after-fork"),
+        ("the loop freezes during dataloading", "hangs-while-loading-data"),
+        ("训练卡在读取数据这一步", "hangs-while-loading-data"),
+        ("torchrun on two nodes ends with 'connection timeout'", "connection-to-node-times-out"),
+        ("两台机器 torchrun 报错 连接超时", "connection-to-node-times-out"),
+        ("the process was killed when I try to evaluate", "process-killed"),
+        ('it stopped with only the message "killed"', "process-killed"),
     ],
 )
 def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str) -> None:
@@ -294,6 +303,12 @@ def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str
         ("CUDA out of memory\nmax_split_size_mb:256 did not help", "works-with-allocator-setting"),
         ("the CUDA extension fails to build\nwith CC=gcc-9 it still fails", "older-gcc-builds"),
         ("it prints gibberish on two GPUs, on one GPU it is right\na bug is in our model", "garbled-on-several"),
+        ("my fork of this project hangs with threads", "hangs-after-fork"),
+        ("with spawn instead it does not deadlock", "hangs-after-fork"),
+        ("it does not hang while loading the data", "hangs-while-loading-data"),
+        ("stuck at loading dataset script from hub", "hangs-while-loading-data"),
+        ("git clone on two nodes: connection timed out", "connection-to-node-times-out"),
+        ("the process was killed when I want to stop it", "process-killed"),
     ],
 )
 def test_what_is_negated_or_otherwise_is_no_statement(text: str, statement: str) -> None:
