@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
+import string
 import time
 from bisect import bisect_right
 from itertools import accumulate
@@ -136,6 +137,16 @@ def searched_texts(log: log_reader_and_search.Log) -> list[tuple[log_reader_and_
     ]
 
 
+LOWER_CASE = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # keeps the length of a text
+
+
+def in_lower_case(pattern: SearchPattern) -> LazyPattern:
+    """Return a pattern that finds in a text in lower case, in any of its lines, what `pattern` finds in any case.
+    Python searches twice as fast without IGNORECASE."""
+    text = re.sub(r"\\.|\(\?P|[A-Z]", lambda part: part[0].lower() if len(part[0]) == 1 else part[0], pattern.pattern)
+    return LazyPattern(text, pattern.flags & ~re.IGNORECASE | re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_a_pattern_finds_no_less_by_its_anchors() -> None:
     """The search is compared with trying a pattern on every line of a log, and on every joined line. To save time, a
@@ -149,12 +160,12 @@ def test_a_pattern_finds_no_less_by_its_anchors() -> None:
             for text in (*forms, *joined):
                 logs_with.setdefault(text, set()).add(number)
     separator = "\n;.,。\n"  # ends the gap of a look-ahead, which therefore does not read the next text
-    whole, numbers = separator.join(logs_with), list(logs_with.values())
+    whole, numbers = separator.join(logs_with).translate(LOWER_CASE), list(logs_with.values())
     starts = list(accumulate((len(text) + len(separator) for text in logs_with), initial=0))
     for turn, pattern in enumerate(sorted(every_pattern(), key=lambda pattern: pattern.pattern)):
         assert not re.search(r"\\[AZ]", pattern.pattern), "does not match within the text of all logs"
         compared = set(range(turn % 20, len(logs), 20))
-        for match in LazyPattern(pattern.pattern, pattern.flags | re.MULTILINE).finditer(whole):
+        for match in in_lower_case(pattern).finditer(whole):
             first, last = bisect_right(starts, match.start()) - 1, bisect_right(starts, match.end())
             compared.update(*numbers[first:last])
         for number in compared:
