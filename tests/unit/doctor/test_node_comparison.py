@@ -277,7 +277,7 @@ def _there(machine: Bench) -> str:
 
 def ssh(machine: Bench) -> list[str]:
     """Nodes that are reached by a stand-in for ssh."""
-    machine.program("ssh", f'echo "$*" >> {machine.folder}/asked\n{_there(machine)}')
+    machine.program("ssh", _there(machine))
     file = machine.folder / "hosts.yaml"
     file.write_text("hosts: [node0, node1, me@node2, node3, node4]\nenvbuild: /opt/bin/envbuild\n")
     return ["--cluster", str(file)]
@@ -306,6 +306,9 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
 
 @pytest.mark.slow
 def test_ssh_never_asks_and_takes_no_host_for_an_option(machine: Bench) -> None:
-    machine.new_doctor(*ssh(machine), root=False)
+    """The stand-in for ssh only writes how it was started: no node answers."""
+    words = ssh(machine)
+    machine.program("ssh", f'echo "$*" >> {machine.folder}/asked')
+    machine.new_doctor(*words, root=False)
     commands = (machine.folder / "asked").read_text().splitlines()
     assert "-o BatchMode=yes -o ConnectTimeout=10 -T -- me@node2 /opt/bin/envbuild doctor --json" in commands
