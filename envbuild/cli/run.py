@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,9 @@ _PYTHON = re.compile(r"python[0-9.]*")
     "Repeat it for several logs.",
 )  # fmt: skip
 @click.option(
-    "--python", metavar="ENV", help="The environment of the program; default: that of PROGRAM, or of the shell."
-)
+    "--python", metavar="ENV",
+    help="The environment of the program; its programs come first on PATH. Default: that of PROGRAM, or of the shell.",
+)  # fmt: skip
 @judged_gpus_option
 @json_option
 @click.argument("program", metavar="-- PROGRAM...", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -80,6 +82,8 @@ def command(
         _say(f"unset {name}" if value is None else f"{name}={shlex.quote(value)}")
     if environment.libraries:
         _say(environment.reason)
+    if python:  # the program is the one of this environment
+        environment = replace(environment, variables={**_path(Path(plan.target).parent), **environment.variables})
     click.get_current_context().exit(_started(program, environment))
 
 
@@ -99,6 +103,12 @@ def _started(program: tuple[str, ...], environment: ProgramEnvironment) -> int:
     finally:
         if not watch.stop() and environment.libraries:
             _say(f"not loaded by the program, as far as was seen: {', '.join(environment.libraries)}")
+
+
+def _path(folder: Path) -> dict[str, str | None]:
+    """The variable PATH on which the programs in `folder` come first; nothing if they do already."""
+    path = os.environ.get("PATH", os.defpath)
+    return {} if path.split(os.pathsep)[0] == str(folder) else {"PATH": f"{folder}{os.pathsep}{path}"}
 
 
 def _interpreter(name: str) -> str | None:

@@ -405,11 +405,19 @@ class _Steps:
                 yield MetadataPin(file, owner, pin.distribution, pin.version, before)
 
     def overrides(self) -> ProjectOverrides | None:
-        pins = [pin.requirement for pin in self.changes.pins if not self._conda_library(pin)]
+        pins = [pin for pin in self.changes.pins if not self._conda_library(pin)]
         if self.manager.kind != "uv-project" or not pins:
             return None
         assert self.manager.project
-        return ProjectOverrides(self.manager.project / "pyproject.toml", tuple(pins))
+        return ProjectOverrides(self.manager.project / "pyproject.toml", tuple(map(self._override, pins)))
+
+    def _override(self, pin: LibraryPin) -> str:
+        """The pin with the marker of the requirements that it overrides: without it, uv would require the library on
+        platforms for which it does not exist, such as macOS."""
+        found = library_and_distribution_findings.held_requirements(self.held)
+        markers = {str(one.marker or "") for _, one in found if canonicalize_name(one.name) == pin.distribution}
+        marker = markers.pop() if len(markers) == 1 else ""
+        return f"{pin.requirement} ; {marker}" if marker and "extra" not in marker else pin.requirement
 
     def touched(self) -> frozenset[str]:
         """The distributions that the commands and edits replace. If torch is replaced, the result includes all

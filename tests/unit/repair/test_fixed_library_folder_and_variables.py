@@ -61,6 +61,12 @@ def test_a_program_loads_the_fixed_library_although_torch_has_an_rpath(place: Pl
 
 
 @pytest.mark.slow
+def test_the_named_environments_programs_come_first(place: Place) -> None:
+    done = started(place, "--python", str(place.prefix), "--", "python", str(place.prefix.parent / "train.py"))
+    assert (done.returncode, done.stdout) == (7, "12.4.5\n"), done.stderr
+
+
+@pytest.mark.slow
 def test_where_the_loader_follows_it_ld_library_path_is_enough(place: Place) -> None:
     test_repair_plan.with_runpath(place)
     done = started(place, "--python", str(place.prefix), "--json", "--", "program", "--its-option")

@@ -207,7 +207,9 @@ def test_a_uv_project_gets_an_override(place: Place) -> None:
     (place.prefix.parent / "uv.lock").write_text('[[package]]\nname = "torch"\nversion = "2.3.1"\n')
     plan = place.plan()
     assert plan.manager.kind == "uv-project"
-    assert plan.overrides and plan.overrides.requirements == ("nvidia-cublas-cu12==12.4.5.8",)
+    assert plan.overrides and plan.overrides.requirements == (
+        'nvidia-cublas-cu12==12.4.5.8 ; platform_system == "Linux"',
+    )
     words = ("uv", "sync", "--project", str(place.prefix.parent), "--inexact")
     assert installs(plan) == [("env", f"UV_PROJECT_ENVIRONMENT={place.prefix}", *words)], "uv would change .venv"
     assert plan.metadata == ()

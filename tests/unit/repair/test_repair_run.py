@@ -40,7 +40,8 @@ from unit.support import envbuild, is_locked, write_wheel
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
 UV = str(wheel_resolution_and_download.uv_binary())
-TORCH_REQUIRES = ("nvidia-cublas-cu12==12.1.3.1", "nvidia-cudnn-cu12==9.1.0.70", "nvidia-nccl-cu12==2.26.2")
+MARKER = 'platform_system == "Linux" and platform_machine == "x86_64"'
+TORCH_REQUIRES = (f"nvidia-cublas-cu12==12.1.3.1 ; {MARKER}", "nvidia-cudnn-cu12==9.1.0.70", "nvidia-nccl-cu12==2.26.2")
 
 
 def run(*words: object) -> None:
@@ -260,7 +261,8 @@ def test_a_uv_project_is_fixed_and_stays_fixed(project: Venv) -> None:
     assert project.cublas() == "12.4.5"
     text = (folder / "pyproject.toml").read_text()
     assert 'name = "mine"  # kept' in text
-    assert tomllib.loads(text)["tool"]["uv"]["override-dependencies"] == ["nvidia-cublas-cu12==12.4.5.8"]
+    # with torch's own marker: the library does not exist for other platforms
+    assert tomllib.loads(text)["tool"]["uv"]["override-dependencies"] == [f"nvidia-cublas-cu12==12.4.5.8 ; {MARKER}"]
     run(UV, "sync", "--quiet", "--project", folder)
     assert project.cublas() == "12.4.5"
     assert envbuild("fix", "--python", str(project.prefix), "--undo").code == 0
