@@ -59,6 +59,8 @@ def command(
     interpreter = python or _interpreter(program[0])
     plan, held = fix_command.planned_repair(tuple(filter(None, logs)), interpreter, gpus, files_only=True)
     environment = fixed_library_folder_and_variables.program_environment(plan, held, _say)
+    if python:  # the program is the one of this environment
+        environment = replace(environment, variables={**_path(Path(plan.target).parent), **environment.variables})
     if as_json:
         command = repair_output.CommandDocument("starts the program", program, shlex.join(program), shell=False)
         emit(
@@ -82,8 +84,6 @@ def command(
         _say(f"unset {name}" if value is None else f"{name}={shlex.quote(value)}")
     if environment.libraries:
         _say(environment.reason)
-    if python:  # the program is the one of this environment
-        environment = replace(environment, variables={**_path(Path(plan.target).parent), **environment.variables})
     click.get_current_context().exit(_started(program, environment))
 
 

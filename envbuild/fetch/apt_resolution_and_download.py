@@ -20,8 +20,8 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _HELPER = "/usr/lib/apt/apt-helper"
-# Options of the command line take precedence over the host's configuration, in which Docker's Debian images set this.
-# apt reads compressed lists several times, and decompresses them each time.
+# Docker's Debian images set this to true in the host's configuration, which only an option of the command line
+# overrides. apt reads the lists several times, and would decompress them each time.
 _UNCOMPRESSED = ("--option", "Acquire::GzipIndexes=false")
 _APT_HINT = "a bootstrap base needs Debian's apt and mmdebstrap on this machine; without them, set a base image"
 

@@ -64,6 +64,7 @@ def test_a_program_loads_the_fixed_library_although_torch_has_an_rpath(place: Pl
 def test_the_named_environments_programs_come_first(place: Place) -> None:
     done = started(place, "--python", str(place.prefix), "--", "python", str(place.prefix.parent / "train.py"))
     assert (done.returncode, done.stdout) == (7, "12.4.5\n"), done.stderr
+    assert f"PATH={place.python.parent}:" in done.stderr
 
 
 @pytest.mark.slow
@@ -72,6 +73,7 @@ def test_where_the_loader_follows_it_ld_library_path_is_enough(place: Place) -> 
     done = started(place, "--python", str(place.prefix), "--json", "--", "program", "--its-option")
     document = json.loads(done.stdout)
     folder = user_folders.cache_folder("libraries") / "nvidia-cublas-cu12-12.4.5.8"
+    assert document["variables"].pop("PATH").startswith(f"{place.python.parent}:")
     assert document["variables"] == {"LD_LIBRARY_PATH": str(folder)}
     assert document["libraries"]["libcublas.so.12"] == f"{folder}/libcublas.so.12"
     assert document["commands"][0]["argv"] == ["program", "--its-option"]
