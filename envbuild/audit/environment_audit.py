@@ -345,7 +345,7 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others), tuple(wrong))
 
 
-_MOST = 8  # maximum number of versions in a message
+_MOST = 8  # maximum number of versions, or of GPU models, in a message
 
 
 def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
@@ -387,7 +387,8 @@ def _elsewhere(now: Situation) -> Iterator[Finding]:
             if advisory.holds(on_it) and not advisory.holds(now):
                 cards.setdefault(ident, []).append(gpu)
     for ident, gpus in cards.items():
-        text = f"on {_names(gpus)}: {_said(known[ident])}"
+        more = f" and {len(gpus) - _MOST} more GPU models" if len(gpus) > _MOST else ""
+        text = f"on {_names(gpus[:_MOST])}{more}: {_said(known[ident])}"
         yield Finding(
             ident, "note", text, f"{known[ident].remedy}; to check only a profile's GPU models: --profile NAME"
         )
@@ -410,8 +411,10 @@ def held_situation(held: Holdings, wanted: Expected) -> Situation:
         versions = database.libraries_among(installed, torch.cuda if torch else None)
         versions |= {copy.library.lower(): copy.version for copy in held.libraries if copy.loaded and copy.version}
     built = {name for name, _ in held.extended}
+    on_path = [copy for copy in held.libraries if LD_PATH in copy.ways and _is_foreign(copy)]
     words = {
-        "ld-library-path": any(LD_PATH in copy.ways and _is_foreign(copy) for copy in held.libraries),
+        "ld-library-path": bool(on_path),
+        "nvjitlink-shadowed": "nvJitLink" in {copy.group for copy in on_path},
         "system-cudnn": any(
             copy.group == "cudnn" and {LD_PATH, LD_CACHE} & set(copy.ways) and _is_foreign(copy)
             for copy in held.libraries
@@ -448,16 +451,25 @@ def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapp
 
 def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> str:
     """Return an advisory's fix, with the commands that install the fixed versions. A library is left out if the facts
-    do not name its distribution."""
+    do not name its distribution. If the installed version of a library has no fault, but a different file is loaded,
+    the fix is to remove that file from the search path."""
     written = advisory_remedy.written(advisory.change, now)
     cuda = written.get("cuda") or now.cuda or ""
-    known = {database.distribution_of(name, cuda): version for name, version in written.get("pins", {}).items()}
-    pins = [f"{name}=={version}" for name, version in known.items() if name]
+    pins, shadows = list[str](), list[str]()
+    for name, version in written.get("pins", {}).items():
+        distribution, loaded = database.distribution_of(name, cuda), held.loaded(name)
+        present = held.installed.get(distribution or "")
+        if loaded and loaded.record is None and present and present in advisory.change.pins[name]:
+            remedy = library_and_distribution_findings.remedy_of_a_shadow(loaded)
+            shadows.append(f"{distribution} {present} has no such fault, but {loaded.path} is loaded instead: {remedy}")
+        elif distribution:
+            pins.append(f"{distribution}=={version}")
     whole = [*([f"torch=={written['torch']}"] if "torch" in written else []), *written.get("packages", ())]
     # --no-deps: torch's own metadata may require another version of a library
     words = [*([whole] if whole else []), *([["--no-deps", *pins]] if pins else [])]
     env = written.get("env", {})
-    return f"{advisory.remedy}; {install(held, image, *words, env=env)}" if words or env else advisory.remedy
+    commands = [install(held, image, *words, env=env)] if words or env else []
+    return "; ".join([advisory.remedy, *shadows, *commands])
 
 
 def in_profile(advisory: Advisory, now: Situation, cli_words: str) -> str:

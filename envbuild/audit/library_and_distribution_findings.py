@@ -90,7 +90,7 @@ def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
     rightful = next((c for c in held.libraries if c.library == copy.library and c.record and not c.loaded), None)
     if copy.loaded and rightful and copy.record is None and not (SITE in copy.ways and copy.in_packages):
         text = f"{copy} is loaded{_by(copy)} instead of {rightful.path} ({rightful.owner})"
-        yield Finding("shadowed", "defect", text, _remedy_of_a_shadow(copy))
+        yield Finding("shadowed", "defect", text, remedy_of_a_shadow(copy))
 
 
 def agree(version: str, reported: str) -> bool:
@@ -103,7 +103,8 @@ def _by(copy: Copy) -> str:
     return next((text for way, text in words.items() if way in copy.ways), "")
 
 
-def _remedy_of_a_shadow(copy: Copy) -> str:
+def remedy_of_a_shadow(copy: Copy) -> str:
+    """How to stop the loading of a library that is not the one of its distribution."""
     variable = _by(copy).removeprefix(" by ")
     return f"unset {variable}, or remove {copy.folder} from it" if variable else f"remove {copy.path}"
 

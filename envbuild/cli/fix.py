@@ -253,13 +253,14 @@ def _undo(python: str | None, as_json: bool) -> None:
 
     found = host_runner.find_interpreter(python or audit_command.nearest_python())
     prefix = host_runner.environment_folder(found)
-    names, left = repair_run.undo_repair(prefix, lambda text: click.echo(printable(text), err=True))
+    undone = repair_run.undo_repair(prefix, lambda text: click.echo(printable(text), err=True))
+    names = tuple(sorted(undone.distributions))
     if as_json:
-        emit(repair_output.UndoneRepair(str(found), "undone", tuple(sorted(names)), tuple(left)))
+        emit(repair_output.UndoneRepair(str(found), "undone", names, undone.project, undone.left))
         return
-    restored = f"Restored: {', '.join(sorted(names))}" if names else "No distribution was changed by the repair."
-    click.echo(printable(restored))
-    for file in left:
+    restored = ", ".join((*names, *undone.project))
+    click.echo(printable(f"Restored: {restored}" if names else "No distribution was changed by the repair."))
+    for file in undone.left:
         click.echo(printable(f"Not restored, because it was changed after --apply: {file}"))
 
 

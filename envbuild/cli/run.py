@@ -99,10 +99,12 @@ def _started(program: tuple[str, ...], environment: ProgramEnvironment) -> int:
 
     watch = LibraryWatch(environment.libraries, report)
     try:
-        return host_processes.run_attached(program, env=environment.variables, on_start=watch.start)
+        code = host_processes.run_attached(program, env=environment.variables, on_start=watch.start)
     finally:
-        if not watch.stop() and environment.libraries:
-            _say(f"not loaded by the program, as far as was seen: {', '.join(environment.libraries)}")
+        seen = watch.stop()
+    if not seen and environment.libraries:
+        _say(f"not loaded by the program, as far as was seen: {', '.join(environment.libraries)}")
+    return code
 
 
 def _path(folder: Path) -> dict[str, str | None]:

@@ -108,6 +108,7 @@ def _match(
     yield Section("Found", bullets=tuple(bullets), quoted=match.lines)
     remedy = cause_ranking.of_profile(match.remedy, name)
     prove = cause_ranking.of_profile(match.prove or "", name)
+    remark = _FIX_REMARK if _changes_packages(match) else _VARIABLE_REMARK
     named = (
         ("NAME is the profile of your GPU; `envbuild show` lists them",)
         if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}")
@@ -125,7 +126,7 @@ def _match(
             *((_VARIABLE,) if fix and _sets_variable(match) else ()),
         ),
         commands=(
-            *((("envbuild", _with_remark(fix, match)),) if fix else ()),
+            *((("envbuild", f"{fix}{remark}"),) if fix else ()),
             *fix_commands(match, situation),
         ),
     )
@@ -169,13 +170,6 @@ def _changes_packages(match: SignatureMatch) -> bool:
     """Whether `envbuild fix` changes packages. A fault that LD_LIBRARY_PATH causes is fixed by this variable alone."""
     by_variable = match.advisory and match.advisory.by_library_path
     return not by_variable and bool({"torch", "pins", "packages"} & match.write.keys())
-
-
-def _with_remark(fix: str, match: SignatureMatch) -> str:
-    """Returns the command with a remark, unless the line would then be wrapped, since a shell comment cannot be
-    continued on the next line."""
-    remark = _FIX_REMARK if _changes_packages(match) else _VARIABLE_REMARK
-    return f"{fix}{remark}" if display_width(fix) + len(remark) <= COLUMNS - 12 else fix
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:
@@ -399,14 +393,22 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 
 def _command(head: str, command: str) -> Iterator[str]:
-    """Wraps a long command with backslashes."""
+    """Wraps a long command with backslashes. Its remark, which a backslash cannot continue, goes on a line of its own
+    if it is too long for the command's line."""
+    text, _, remark = command.partition("   # ")
     line = head
-    for word in re.findall(r"\S+\s*", command):
+    for word in re.findall(r"\S+\s*", text):
         if display_width(line) + display_width(word.rstrip()) + 2 > COLUMNS and line.strip() and line != head:
             yield f"{line.rstrip()} \\"
             line = " " * (len(head) + 2)
         line += word
-    yield line.rstrip()
+    line = line.rstrip()
+    if remark and display_width(line) + len(remark) + 5 <= COLUMNS:
+        yield f"{line}   # {remark}"
+        return
+    yield line
+    if remark:
+        yield f"{' ' * len(head)}# {remark}"
 
 
 def display_width(text: str) -> int:

@@ -279,12 +279,21 @@ def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
             )
 
 
-def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
+@dataclass(frozen=True)
+class Restoration:
+    """What was restored: distributions, and files of the project. `left`: the project files that were not restored,
+    because they changed after the repair."""
+
+    distributions: frozenset[str]
+    project: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def restore(backup: BackupFolder) -> Restoration:
     """Restore every file of the changed distributions and the changed files that belong to no distribution, remove the
     files that the changes added, and delete the backup. The backup stays if a project file is not restored.
 
-    Returns the names of the restored distributions, and the project files that are not restored because they were
-    changed after the repair. Raises HashMismatch, before anything is restored, if a file in the backup has changed.
+    Raises HashMismatch, before anything is restored, if a file in the backup has changed.
     """
     if not backup.content.done:
         backup = finish_backup(backup)
@@ -321,7 +330,7 @@ def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
         shutil.rmtree(backup.folder)
         with contextlib.suppress(OSError):
             backup.folder.parent.rmdir()
-    return content.names, left
+    return Restoration(content.names, tuple(path for path in content.project if path not in left), tuple(left))
 
 
 def _remove_empty(folder: Path, prefix: Path) -> None:

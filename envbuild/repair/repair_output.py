@@ -78,12 +78,13 @@ class RepairDocument:
 
 @dataclass(frozen=True)
 class UndoneRepair:
-    """The document of `envbuild fix --undo --json`. `restored`: the distributions that were restored; `left`: project
-    files that were not restored because they changed after the repair."""
+    """The document of `envbuild fix --undo --json`. `restored`: the distributions that were restored; `project`: the
+    project files that were restored; `left`: project files that were not, because they changed after the repair."""
 
     target: str
     state: Literal["undone"]
     restored: tuple[str, ...]
+    project: tuple[str, ...]
     left: tuple[str, ...]
 
 
@@ -128,8 +129,8 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
 def repair_lines(
     plan: RepairPlan, torch: str | None, prove: Sequence[str], apply: str | None, outdated: Sequence[str] = ()
 ) -> Iterator[str]:
-    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the plan;
-    `outdated`: lines in files of the project that the commands do not change."""
+    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that makes envbuild run the plan,
+    None if it runs the plan now; `outdated`: lines in files of the project that the commands do not change."""
     yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
     yield from _judged(plan.diagnosis, torch, "--python")
     if plan.diagnosis.healthy:
@@ -144,7 +145,7 @@ def repair_lines(
     for warning in plan.warnings:
         yield f"Warning: {warning}"
     yield from (f"Not changed by these commands: {text}" for text in outdated)
-    if plan.refused and (plan.printed or plan.overrides or not plan.diagnosis.changes.empty):
+    if apply and plan.refused and (plan.printed or plan.overrides or not plan.diagnosis.changes.empty):
         yield f"--apply would refuse: {plan.refused[0]}; {plan.refused[1]}"
     elif apply and (plan.printed or plan.overrides):
         yield "To let envbuild run these commands, back up the replaced files and test the result:"
@@ -219,7 +220,8 @@ def _found(diagnosis: Diagnosis, option: str) -> Iterator[str]:
     for ident, text in diagnosis.problems:
         yield f"Found: {ident}: {text}"
     for advisory in diagnosis.absent:
-        text = "the versions, packages or GPU here do not match"
+        fixed = "the versions that are installed now do not have this fault"
+        text = fixed if advisory.id in diagnosis.absent_by_version else "the packages or the GPU here do not match"
         elsewhere = f"if the job ran elsewhere, say where with {option}"
         yield f"Ruled out here: {advisory.id}, which the log shows; {text}: {elsewhere}"
     for note in diagnosis.notes:

@@ -86,14 +86,18 @@ class MetadataPin:
 
     @property
     def command(self) -> Command:
-        """The sed command that changes the requirement. sed writes a new file and renames it, so hard links to the old
-        file do not change."""
+        """The sed command that changes the requirement, and removes the checksum of METADATA from RECORD. sed writes a
+        new file and renames it, so hard links to the old file do not change."""
         name = re.sub("-", "[-_.]", self.name)
-        script = rf"s/^(Requires-Dist: *{name})[^A-Za-z0-9._;-][^;]*/\1==%s /I" % self.version
+        scripts = ["-e", rf"s/^(Requires-Dist: *{name})[^A-Za-z0-9._;-][^;]*/\1==%s /I" % self.version]
+        files, record = [str(self.file)], self.file.with_name("RECORD")
+        if record.is_file():
+            scripts += ["-e", r"s#^([^/,]*\.dist-info/METADATA),.*#\1,,#"]
+            files.append(str(record))
         does = (
             f"keep the new version: {self.owner} requires {self.before}, and the next pip install would bring that back"
         )
-        return Command(does, ("sed", "-i", "-E", script, str(self.file)))
+        return Command(does, ("sed", "-i", "-E", *scripts, *files))
 
 
 @dataclass(frozen=True)
@@ -174,11 +178,13 @@ def plan_repair(
     paths; `gpus`: the ids of the GPUs that the user named; `files_only`: as in required_changes.diagnose."""
     held = audited.held
     manager = environment_manager_detection.detect(held)
-    by_metadata = manager.kind in ("pip", "uv", "system")
-    diagnosis = required_changes.diagnose(audited, found, files_only=files_only, metadata_counts=by_metadata)
     files = environment_manager_detection.metadata_files(
         list(dict.fromkeys(item.folder for item in held.distributions))
     )
+    # conda does not read the METADATA of its own packages; pip, which may share its environment, reads that of torch
+    pip_owns_torch = manager.kind == "conda" and "torch" in files and not manager.conda_owner(str(files["torch"]))
+    by_metadata = manager.kind in ("pip", "uv", "system") or pip_owns_torch
+    diagnosis = required_changes.diagnose(audited, found, files_only=files_only, metadata_counts=by_metadata)
     source = DiagnosisInput(audited.target, tuple(logs), tuple(gpus))
     plan = RepairPlan(source, manager, diagnosis)
     if diagnosis.healthy:

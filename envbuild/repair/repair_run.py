@@ -18,7 +18,7 @@ from envbuild.facts import database
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.profile.model import SelfTest
 from envbuild.repair import file_backup, mapped_library_watch, repair_plan, requirement_edits
-from envbuild.repair.file_backup import BackupFolder
+from envbuild.repair.file_backup import BackupFolder, Restoration
 from envbuild.repair.repair_plan import Command, RepairPlan
 from envbuild.runners import host_runner
 from envbuild.testrun import output_judge, selftest_job
@@ -251,10 +251,9 @@ def require_probes_passed(run: TestRun, plan: RepairPlan) -> None:
         raise CheckFailed("the fixed environment fails a probe", hint="\n".join([*details, undo]))
 
 
-def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str], list[str]]:
-    """Restore the files that the last repair of an environment replaced. Return the restored distributions, and the
-    project files that were not restored because they changed after the repair. Raises FileError if there is nothing to
-    undo, HashMismatch if a file in the backup has changed."""
+def undo_repair(prefix: Path, say: Callable[[str], None]) -> Restoration:
+    """Restore the files that the last repair of an environment replaced. Raises FileError if there is nothing to undo,
+    HashMismatch if a file in the backup has changed."""
     with process_locks.exclusive_environment(prefix, say):
         backup = file_backup.latest_backup(prefix)
         if backup is None:

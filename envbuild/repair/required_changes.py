@@ -116,9 +116,9 @@ class Changes:
 @dataclass(frozen=True)
 class Diagnosis:
     """What is wrong with an environment. `advisories`: the ones that the changes fix; `absent`: the ones that the log
-    shows but that cannot apply to this environment; `by_hand`: (problem, fix) of each fault that no command fixes;
-    `problems`: (id, text) of each other fault that the changes fix. `driver`: the driver that the environment is judged
-    for."""
+    shows but that cannot apply to this environment; `absent_by_version`: the ids of those that would apply with other
+    versions; `by_hand`: (problem, fix) of each fault that no command fixes; `problems`: (id, text) of each other fault
+    that the changes fix. `driver`: the driver that the environment is judged for."""
 
     advisories: tuple[Advisory, ...]
     absent: tuple[Advisory, ...]
@@ -128,6 +128,7 @@ class Diagnosis:
     gpus: tuple[Gpu, ...]
     problems: tuple[tuple[str, str], ...] = ()
     driver: str | None = None
+    absent_by_version: frozenset[str] = frozenset()
 
     @property
     def healthy(self) -> bool:
@@ -184,6 +185,7 @@ def diagnose(
     return Diagnosis(
         tuple(fixed), absent, changes, tuple(own), (*_notes(audited, found, changes), *optional), wanted.gpus,
         tuple(_problems(audited, now, changes)), wanted.driver,
+        frozenset(advisory.id for advisory in absent if not _cannot_apply(advisory, _any_versions(now), held)),
     )  # fmt: skip
 
 
@@ -214,6 +216,11 @@ def _cannot_apply(advisory: Advisory, now: Situation, held: Holdings) -> bool:
     if advisory.about_apex and not _has_nvidias_apex(held):
         return True
     return bool(advisory.match) and advisory.standing(now) == "contradicted"
+
+
+def _any_versions(situation: Situation) -> Situation:
+    """The situation without versions, which are then unknown."""
+    return replace(situation, torch=None, driver=None, libraries={}, distributions={})
 
 
 def _version_changes(
@@ -663,7 +670,7 @@ def _with_own_pip(remedy: str, held: Holdings) -> str:
         "pip install": shlex.join(words(held, "install")),
         "pip uninstall": shlex.join(words(held, "uninstall")),
     }
-    return re.sub(r"(?<!uv )\bpip (un)?install\b", lambda found: commands[found[0]], remedy)
+    return re.sub(r"(?<!uv )(?<!-m )\bpip (un)?install\b", lambda found: commands[found[0]], remedy)
 
 
 def foreign_on_library_path(held: Holdings) -> list[Copy]:

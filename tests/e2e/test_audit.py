@@ -79,6 +79,7 @@ def nothing(made: Environment, system: Path) -> None:
 def foreign(made: Environment, system: Path) -> None:
     for kind in ("cublas", "cublasLt"):
         (system / SONAMES[kind]).write_bytes(library(kind, "12.1.3.1"))
+    (system / "libnvJitLink.so.12").write_bytes(library("nccl", "12.1.105"))
 
 
 def missing(made: Environment, system: Path) -> None:

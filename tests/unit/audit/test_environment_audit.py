@@ -119,12 +119,19 @@ def test_a_foreign_cublas_on_ld_library_path(place: Place, monkeypatch: pytest.M
     """torch's RPATH applies and is reported; a program that loads libcublas first gets the foreign libcublasLt."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place.system("cublas", "cublasLt")))
     found = place.judged()
-    assert ids(found) >= {"several-copies", "ld-library-path", "cublaslt-order", NVJITLINK_SHADOW}
+    assert ids(found) >= {"several-copies", "ld-library-path", "cublaslt-order"}
+    assert NVJITLINK_SHADOW not in ids(found), "it has no nvJitLink"
     assert f"{place.foreign}/libcublasLt.so.12 (12.1.3)" in the(found, "cublaslt-order").message
     assert "12.5.2.13, loaded" in the(found, "several-copies").message
     assert not found.failed
     loaded = found.held.loaded("cublas")
     assert loaded and loaded.version == "12.5.2.13"
+
+
+def test_a_foreign_nvjitlink_on_ld_library_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.made.put(place.foreign / "libnvJitLink.so.12", library("nccl", "12.1.105"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(place.foreign))
+    assert NVJITLINK_SHADOW in ids(place.judged(), "warn")
 
 
 def test_torch_2_10_loads_the_foreign_cublaslt(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +155,9 @@ def test_a_missing_cublas_is_supplied_by_ld_library_path(place: Place, monkeypat
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place.system("cublas", "cublasLt")))
     found = place.judged()
     assert "cublas-hopper-fpe" in ids(found, "refuse"), "judged by what is loaded, not by what pip says"
+    remedy = the(found, "cublas-hopper-fpe").remedy
+    assert "install nvidia" not in remedy, "the installed version is fixed, and pip would replace it by an older one"
+    assert f"is loaded instead: unset LD_LIBRARY_PATH, or remove {place.foreign} from it" in remedy
     assert found.failed
 
 

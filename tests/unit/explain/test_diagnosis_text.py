@@ -39,12 +39,21 @@ def test_the_fix_names_the_command_for_the_users_environment(tmp_path: Path) -> 
     file = tmp_path / f"{'long' * 15} log.txt"
     file.write_text(f"{H20}Signal 8 (SIGFPE) received by PID 4711\n", encoding="utf-8")
     command = f"envbuild fix '{file}' --here"
-    output = " ".join(output_for_file(file).replace(" \\\n", " ").split())
-    assert command in output and "--apply runs the fix" not in output, "a remark cannot be wrapped"
+    output = output_for_file(file)
+    assert command in " ".join(output.replace(" \\\n", " ").split())
+    assert "# for your active environment; --apply runs the fix\n" in output
     assert json.loads(output_for_file(file, "--json"))["causes"][0]["fix_command"] == command
     text = file.read_text(encoding="utf-8")
     assert "envbuild fix LOG --here   # for your active environment; --apply runs the fix" in piped(text)
     assert "write its name for LOG" in piped(text)
+
+
+def test_a_backslash_continues_no_remark() -> None:
+    for length in range(20, 100):
+        lines = list(diagnosis_text._command("  envbuild: ", f"fix {'x' * length} --here   # a remark of some length"))
+        assert lines[-1].endswith("# a remark of some length")
+        assert not any(line.endswith("\\") for line in lines if "#" in line)
+        assert all(len(line) <= 100 for line in lines if "xxx" not in line)
 
 
 def test_a_fix_by_a_variable_belongs_in_the_job_script() -> None:

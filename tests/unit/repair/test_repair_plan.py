@@ -313,7 +313,7 @@ def test_an_environment_that_no_command_can_fix_is_reported_with_the_reason(plac
     with_torch(place, "2.7.1", "12.6", torchvision="0.22.1+cpu")
     plan = place.plan("NVIDIA H20, driver 570.86.10\n", outside(place))
     assert [argv for argv in installs(plan) if argv[0] != "export"] == []
-    lines = list(repair_output.repair_lines(plan, "2.7.1", [], None))
+    lines = list(repair_output.repair_lines(plan, "2.7.1", [], "envbuild fix --apply"))
     assert any(line.startswith("Found: companion-build") for line in lines)
     reason = f"torch is installed in {place.site}, outside this environment; install torch in a virtual environment"
     assert f"--apply would refuse: {reason}" in lines

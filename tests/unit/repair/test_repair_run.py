@@ -289,7 +289,7 @@ def test_a_project_file_that_the_fix_did_not_change_may_be_edited_before_the_und
     backup = file_backup.finish_backup(backup, files)
     assert list(backup.content.project) == [str(files[1])]
     files[0].write_text("edited later")
-    assert file_backup.restore(backup)[1] == []
+    assert file_backup.restore(backup).left == ()
     assert files[0].read_text() == "edited later" and files[1].read_text() != "changed by the fix"
 
 
