@@ -68,6 +68,13 @@ def test_the_named_environments_programs_come_first(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_a_program_that_cannot_be_started_is_the_only_error(place: Place) -> None:
+    done = started(place, "--python", str(place.prefix), "--", "no-such-program")
+    assert done.returncode == 6 and "no-such-program is not installed or not on PATH" in done.stderr
+    assert "not loaded" not in done.stderr
+
+
+@pytest.mark.slow
 def test_where_the_loader_follows_it_ld_library_path_is_enough(place: Place) -> None:
     test_repair_plan.with_runpath(place)
     done = started(place, "--python", str(place.prefix), "--json", "--", "program", "--its-option")

@@ -19,6 +19,7 @@ from selftest.environments import SONAMES, Environment, built, extension, good, 
 
 from envbuild.audit import environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import Holdings
+from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.cli import audit as audit_command
 from envbuild.cli import fix as fix_command
 from envbuild.explain import cause_ranking, log_reader_and_search
@@ -76,6 +77,9 @@ class Place:
 
     def held(self) -> Holdings:
         return collected.collect(self.python, self.prefix.parent)
+
+    def audited(self) -> Audit:
+        return environment_audit.assess(str(self.python), self.held(), Expected(image=False))
 
     def plan(
         self, log: str | None = LOG, held: Holdings | None = None, paths: Sequence[str] = (), gpus: Sequence[str] = ()
@@ -152,6 +156,11 @@ def test_the_printed_edit_changes_what_torch_requires_in_a_new_file(place: Place
     assert 'Requires-Dist: nvidia-cublas-cu12==12.4.5.8 ; platform_system == "Linux"' in after
     assert len(after.splitlines()) == len(before.splitlines())
     assert shared.read_text() == before
+    assert "modified-file" not in {finding.id for finding in place.audited().findings}
+    metadata(place).write_text(f"{after}\n")
+    record = metadata(place).with_name("RECORD")
+    record.write_text(record.read_text().replace("METADATA,,", f"METADATA,sha256={'A' * 43},1"))
+    assert "modified-file" in {finding.id for finding in place.audited().findings}
 
 
 def test_a_fixed_environment_needs_nothing(tmp_path: Path) -> None:
@@ -159,6 +168,12 @@ def test_a_fixed_environment_needs_nothing(tmp_path: Path) -> None:
     plan = place.plan()
     assert (plan.state, plan.commands, plan.libraries) == ("healthy", (), ())
     assert [advisory.id for advisory in plan.diagnosis.absent] == ["cublas-hopper-fpe"]
+    (line,) = [line for line in repair_output.repair_lines(plan, "2.3.1", [], None) if line.startswith("Ruled out")]
+    assert "the versions that are installed now do not have this fault" in line
+    (line,) = [
+        line for line in repair_output.repair_lines(place.plan(gpus=["a100"]), "2.3.1", [], None) if "Ruled" in line
+    ]
+    assert "the packages or the GPU here do not match" in line
 
 
 def test_without_a_log_and_a_gpu_nothing_is_certain(place: Place) -> None:
@@ -426,6 +441,27 @@ def test_a_package_of_pip_in_a_conda_environment_is_fixed_with_pip(place: Place)
     assert plan.manager.kind == "conda"
     assert "nvidia-cublas-cu12==12.4.5.8" in plan.commands[0].argv
     assert plan.refused is None
+
+
+def test_what_pip_would_bring_back_in_a_conda_environment_is_kept(tmp_path: Path) -> None:
+    place = placed(tmp_path, partial(faulty, cublas="12.4.5.8"))
+    held = conda(place, {"python": ("3.11.9", [], ["bin/python"])})
+    plan = place.plan(held=held)
+    assert [(pin.owner, pin.name) for pin in plan.metadata] == [("torch", "nvidia-cublas-cu12")]
+    assert plan.refused is None
+    file = metadata(place).relative_to(place.prefix)
+    (place.prefix / "conda-meta" / "pytorch-2.3.1-0.json").write_text(
+        json.dumps({"name": "pytorch", "version": "2.3.1", "depends": [], "files": [str(file)]})
+    )
+    assert place.plan(held=held).state == "healthy", "conda does not read this file"
+
+
+def test_commands_of_a_remedy_are_for_this_environments_pip(place: Place) -> None:
+    own = shlex.join(environment_manager_detection.pip_words(place.held(), "install"))
+    text = "pip install a; uv pip install b; /x/python -m pip install c"
+    assert (
+        required_changes._with_own_pip(text, place.held()) == f"{own} a; uv pip install b; /x/python -m pip install c"
+    )
 
 
 @pytest.mark.parametrize("bounds", [">=12.1.0.26,<12.1.4", "1.*"])

@@ -265,7 +265,8 @@ def test_a_uv_project_is_fixed_and_stays_fixed(project: Venv) -> None:
     assert tomllib.loads(text)["tool"]["uv"]["override-dependencies"] == [f"nvidia-cublas-cu12==12.4.5.8 ; {MARKER}"]
     run(UV, "sync", "--quiet", "--project", folder)
     assert project.cublas() == "12.4.5"
-    assert envbuild("fix", "--python", str(project.prefix), "--undo").code == 0
+    undone = envbuild("fix", "--python", str(project.prefix), "--undo")
+    assert undone.code == 0 and f"{folder}/pyproject.toml, {folder}/uv.lock" in undone.stdout
     assert contents(hashes(folder)) == before
     assert project.cublas() == "12.1.3"
 
