@@ -2,17 +2,24 @@
 state folder.
 
 The host's package state is neither read nor changed. Downloads use apt's own helper, which checks the hash.
+
+Most of apt's time goes into reading the package lists. The archives' signed Release files contain the hashes of these
+lists, so the result depends only on the Release files, the host's configuration of apt, and the arguments. Therefore
+apt fetches and checks the Release files first, and resolves only if there is no cached result for them.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import re
 import urllib.parse
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from envbuild.fetch.sha256_file_store import Store
+from envbuild.fetch import apt_result_cache
+from envbuild.fetch.sha256_file_store import Store, file_digest
 from envbuild.util import disk_space, settings, temporary_files, url_redaction, user_folders
 from envbuild.util.errors import NetworkError, ProfileError
 from envbuild.util.host_processes import Completed, ProcessMissing, run
@@ -23,6 +30,10 @@ _HELPER = "/usr/lib/apt/apt-helper"
 # Docker's Debian images set this to true in the host's configuration, which only an option of the command line
 # overrides. apt reads the lists several times, and would decompress them each time.
 _UNCOMPRESSED = ("--option", "Acquire::GzipIndexes=false")
+_RELEASES_ONLY = ("--option", "Acquire::IndexTargets::deb::Packages::DefaultEnabled=false")
+# Holds the temporary folders with the package lists, which are used until the process ends.
+_FOLDERS = contextlib.ExitStack()
+atexit.register(_FOLDERS.close)
 _APT_HINT = "a bootstrap base needs Debian's apt and mmdebstrap on this machine; without them, set a base image"
 
 
@@ -119,18 +130,69 @@ def _resolve(
     suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...], components: tuple[str, ...]
 ) -> tuple[Deb, ...]:
     """Resolve once for all profiles that are locked together: most have the same base image."""
+    archives = tuple(apt_archives(suite))
+    # `?essential` matches only the essential packages; apt adds their dependencies.
+    wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
+    arguments = ["install", "--yes", "--no-install-recommends", "--print-uris", *wanted]
+    releases = _releases(archives, components)
+    rows = apt_result_cache.load_rows([releases, arguments]) if releases else None
+    if rows is not None:
+        return tuple(Deb(*row) for row in rows)
+    config, releases = _package_lists(archives, components)
+    # Docker's Debian images switch this cache off too. With it, apt reads the package lists only once in a process.
+    done = _apt("--option", f"Dir::Cache::pkgcache={config.parent}/pkgcache.bin", *arguments, config=config)
+    if done.code and disk_space.is_none(config.parent):
+        raise disk_space.full([config.parent], "the disk is full while apt runs")
+    if done.code:
+        raise _not_resolved(suite, done.stderr, components)
+    found = sorted((_deb(line) for line in done.stdout.splitlines() if line.startswith("'")), key=lambda deb: deb.name)
+    if releases:
+        apt_result_cache.save_rows([releases, arguments], [astuple(deb) for deb in found])
+    return tuple(found)
+
+
+@thread_safe_cache
+def _releases(archives: Sequence[AptArchive], components: Sequence[str]) -> list[str]:
+    """Fetch only the archives' Release files, and return what `_result_inputs` does."""
     with temporary_files.folder("apt") as state:
-        config = _configure(state, apt_archives(suite), components)
+        config = _configure(state, archives, components)
+        _update(config, *_RELEASES_ONLY)
+        return _result_inputs(config, archives, components)
+
+
+@thread_safe_cache
+def _package_lists(archives: Sequence[AptArchive], components: Sequence[str]) -> tuple[Path, list[str]]:
+    """Fetch the package lists into a folder that exists until the process ends. Return apt's configuration for this
+    folder, and what `_result_inputs` returns for these lists."""
+    with contextlib.ExitStack() as stack:
+        state = stack.enter_context(temporary_files.folder("apt"))
+        config = _configure(state, archives, components)
         _update(config)
-        # `?essential` matches only the essential packages; apt adds their dependencies.
-        wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
-        done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
-        if done.code and disk_space.is_none(state):
-            raise disk_space.full([state], "the disk is full while apt runs")
-        if done.code:
-            raise _not_resolved(suite, done.stderr, components)
-        debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]
-    return tuple(sorted(debs, key=lambda deb: deb.name))
+        found = _result_inputs(config, archives, components)
+        _FOLDERS.push(stack.pop_all())
+        return config, found
+
+
+# These settings accept package lists whose hashes are in no signed Release file.
+_INSECURE = re.compile(r'Acquire::Allow\w*Repositories "(?!0|no|false|without|off|disable)')
+
+
+def _result_inputs(config: Path, archives: Sequence[AptArchive], components: Sequence[str]) -> list[str]:
+    """All that apt's result depends on, apart from the arguments: the Release files, which contain the hashes of the
+    package lists, the archives, and apt's version and settings. Empty if the settings accept unsigned archives."""
+    settings_of_apt = run(["apt-config", "dump"], env={"APT_CONFIG": str(config), "LC_ALL": "C"}, timeout=60).stdout
+    if _INSECURE.search(settings_of_apt):
+        return []
+    lines = settings_of_apt.replace(str(config.parent), "").splitlines()
+    releases = sorted((config.parent / "lists").glob("*Release"))
+    return [
+        *(f"{file.name} {file_digest(file)}" for file in releases),
+        *(f"{url_redaction.redact_url(archive.root)} {archive.suite}" for archive in archives),
+        *components,
+        _apt("--version").stdout,
+        # how files are downloaded does not matter, and the address of a proxy may contain a password
+        *(line for line in lines if not line.startswith("Acquire::")),
+    ]
 
 
 def beyond(found: Iterable[Deb], present: Iterable[Deb]) -> tuple[Deb, ...]:
@@ -184,9 +246,9 @@ def _apt(*arguments: str, config: Path | None = None) -> Completed:
     return done
 
 
-def _update(config: Path) -> None:
+def _update(config: Path, *options: str) -> None:
     # `update` would compute apt's index of all packages and not keep it; the next command computes it anyway
-    done = _apt("--quiet", "--option", "pkgCacheFile::Generate=false", "update", config=config)
+    done = _apt("--quiet", "--option", "pkgCacheFile::Generate=false", *options, "update", config=config)
     # A third-party repository for the same suite is not signed by Debian: ignore its error and use the others.
     errors = [line for line in done.stderr.splitlines() if line.startswith("E:")]
     if done.code and not (errors and all("is not signed" in line for line in errors)):

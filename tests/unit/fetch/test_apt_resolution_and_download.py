@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from envbuild.fetch import apt_resolution_and_download, sha256_file_store
+from envbuild.fetch import apt_resolution_and_download, apt_result_cache, sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import AptArchive, AptUnavailable, Deb
 from envbuild.util import user_folders
 from envbuild.util.errors import DiskError, EnvbuildError, NetworkError, ProfileError
@@ -43,15 +44,30 @@ class Apt:
         self.requests: list[list[str]] = []
         self.sources = ""
         self.temporary: set[str] = set()
+        self.releases = {"m.example_debian_dists_bookworm_InRelease": "1"}
+        self.settings = 'APT::Install-Suggests "0";\n'
+        self.version = "apt 2.6.1"
+
+    def count(self, verb: str) -> int:
+        """How often a program was started with this word, without the search for the host's archives."""
+        return sum(verb in words and words[1] != "--print-uris" for words in self.requests)
 
     def __call__(
         self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> Completed:
         words = [str(word) for word in argv]
         self.requests.append(words)
+        if words[0] == "apt-config":
+            return Completed(0, self.settings, "")
+        if "--version" in words:
+            return Completed(0, self.version, "")
         if env and "APT_CONFIG" in env:
             self.temporary.add(Path(env["TMPDIR"]).name)
-            self.sources = Path(env["APT_CONFIG"]).with_name("sources.list").read_text(encoding="utf-8")
+            config = Path(env["APT_CONFIG"])
+            self.sources = config.with_name("sources.list").read_text(encoding="utf-8")
+            if "update" in words:
+                for name, text in self.releases.items():
+                    (config.parent / "lists" / name).write_text(text, encoding="utf-8")
         if words[0].endswith("apt-helper"):
             return self._download(words[words.index("download-file") + 1 :])
         if words == ["apt-get", "--print-uris", "update"]:
@@ -212,6 +228,7 @@ def test_a_repository_that_debian_did_not_sign_is_left_out(host_apt: Apt) -> Non
     host_apt.update = Completed(100, "", "E: The repository 'http://x.example bookworm InRelease' is not signed.")
     assert len(apt_resolution_and_download.resolve_debs("bookworm", [])) == 4
     host_apt.update = Completed(100, "", f"{host_apt.update.stderr}\nE: Failed to fetch http://m.example/debian")
+    forget()
     with pytest.raises(NetworkError):
         apt_resolution_and_download.resolve_debs("bookworm", ["asked-again"])
 
@@ -223,6 +240,121 @@ def test_a_package_without_its_hash_is_refused(host_apt: Apt, line: str) -> None
     host_apt.install = Completed(0, line + "\n", "")
     with pytest.raises(NetworkError, match="no sha256"):
         apt_resolution_and_download.resolve_debs("bookworm", [])
+
+
+# the cache of results
+
+
+def resolve_in_new_process(*packages: str, suite: str = "bookworm") -> list[Deb]:
+    forget()
+    return apt_resolution_and_download.resolve_debs(suite, packages)
+
+
+def test_a_second_process_fetches_only_release_files(host_apt: Apt) -> None:
+    first = resolve_in_new_process("less")
+    assert (host_apt.count("update"), host_apt.count("install")) == (2, 1)
+    host_apt.requests.clear()
+    assert resolve_in_new_process("less") == first
+    assert (host_apt.count("update"), host_apt.count("install")) == (1, 0)
+    (update,) = (words for words in host_apt.requests if "update" in words and words[1] != "--print-uris")
+    assert set(apt_resolution_and_download._RELEASES_ONLY) <= set(update)
+
+
+def test_a_process_fetches_package_lists_once(host_apt: Apt) -> None:
+    for package in ("less", "git", "curl"):
+        apt_resolution_and_download.resolve_debs("bookworm", [package])
+    assert (host_apt.count("update"), host_apt.count("install")) == (2, 3)
+    apt_resolution_and_download.resolve_debs("bookworm", ["less"], components=("main", "contrib"))
+    assert host_apt.count("update") == 4
+
+
+def test_a_cached_result_is_used_only_for_the_same_inputs(host_apt: Apt) -> None:
+    name = next(iter(host_apt.releases))
+    resolve_in_new_process("less")
+
+    def resolved_again(*packages: str, suite: str = "bookworm") -> bool:
+        before = host_apt.count("install")
+        resolve_in_new_process(*packages, suite=suite)
+        return host_apt.count("install") > before
+
+    assert not resolved_again("less")
+    host_apt.settings += 'Acquire::http::Proxy "http://user:secret@proxy.example";\n'
+    assert not resolved_again("less"), "a proxy does not change the result"
+    assert resolved_again("less", "git")
+    assert resolved_again("less", suite="trixie")
+    host_apt.settings = 'APT::Install-Suggests "1";\n'
+    assert resolved_again("less")
+    host_apt.version = "apt 3.0.0"
+    assert resolved_again("less")
+    host_apt.releases[name] = "2"
+    assert resolved_again("less")
+    host_apt.releases["m.example_debian_dists_bookworm-updates_InRelease"] = "1"
+    assert resolved_again("less")
+    assert not resolved_again("less")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[:-40], lambda raw: raw.replace(b"2.6.2", b"2.6.3"), lambda raw: b""]
+)
+def test_a_damaged_result_is_resolved_again(host_apt: Apt, damage: Callable[[bytes], bytes]) -> None:
+    first = resolve_in_new_process("less")
+    (file,) = user_folders.cache_folder(apt_result_cache.FOLDER).iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert resolve_in_new_process("less") == first
+    assert host_apt.count("install") == 2
+    assert file.read_bytes() == whole, "the damaged file is replaced"
+
+
+def test_an_interrupted_write_leaves_no_result(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            resolve_in_new_process("less")
+    assert len(resolve_in_new_process("less")) == 4
+    assert host_apt.count("install") == 2
+    assert len(list(user_folders.cache_folder(apt_result_cache.FOLDER).iterdir())) == 1
+
+
+def test_a_full_disk_does_not_prevent_a_result(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("envbuild.util.atomic_files.write_atomically", full)
+    assert len(resolve_in_new_process("less")) == 4
+
+
+def test_without_mirrors_a_cached_result_is_not_used(host_apt: Apt) -> None:
+    resolve_in_new_process("less")
+    host_apt.update = Completed(100, "", "E: Failed to fetch http://m.example/debian  Could not resolve host")
+    with pytest.raises(NetworkError, match="did not answer"):
+        resolve_in_new_process("less")
+
+
+@pytest.mark.parametrize("setting", ["AllowInsecureRepositories", "AllowWeakRepositories"])
+def test_results_from_unsigned_archives_are_not_cached(host_apt: Apt, setting: str) -> None:
+    """No signed Release file contains the hashes of their package lists."""
+    host_apt.settings = f'Acquire::{setting} "true";\n'
+    resolve_in_new_process("less")
+    resolve_in_new_process("less")
+    assert host_apt.count("install") == 2
+    host_apt.settings = f'Acquire::{setting} "0";\n'
+    resolve_in_new_process("less")
+    resolve_in_new_process("less")
+    assert host_apt.count("install") == 3
+
+
+def test_the_cache_contains_no_password(host_apt: Apt) -> None:
+    configure(debian_mirror="http://user:secret@m.example/debian")
+    host_apt.settings += 'Acquire::http::Proxy "http://user:secret@proxy.example";\n'
+    archives = tuple(apt_resolution_and_download.apt_archives("bookworm"))
+    assert "secret" not in "".join(apt_resolution_and_download._releases(archives, ("main",)))
+    resolve_in_new_process("less")
+    (file,) = user_folders.cache_folder(apt_result_cache.FOLDER).iterdir()
+    assert b"secret" not in file.read_bytes()
 
 
 # fetching
