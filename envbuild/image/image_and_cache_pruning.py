@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.fetch import apt_result_cache
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image import (
     build_records,
@@ -28,9 +29,9 @@ from envbuild.util.errors import EnvbuildError
 
 _DAY = 24 * 3600
 # How long unneeded files of a folder are kept: they may be in use by `verify --rebuild`, `export oci` or `install`,
-# whose locks are not noted. A plan of `install` names no lock.
+# whose locks are not noted. A plan of `install` and a result of apt name no lock.
 _KEPT = {"images": _DAY, "image-contents": _DAY, "layers": _DAY, "layers/blobs": _DAY, "find-links": _DAY,
-         "install-plans": 30 * _DAY}  # fmt: skip
+         "install-plans": 30 * _DAY, apt_result_cache.FOLDER: 30 * _DAY}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def images(
 
 
 def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
-    """Yield cached files that no current lock names, old plans of `install`, files that interrupted runs left, and the
-    build contexts of the profiles `names`, whose process locks the caller must hold."""
+    """Yield cached files that no current lock names, old plans of `install`, old results of apt, files that interrupted
+    runs left, and the build contexts of the profiles `names`, whose process locks the caller must hold."""
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
     debs = {deb.sha256 for lock in locks for deb in lock.debs}
@@ -79,7 +80,7 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
     kinds |= {"sources": commits, "extensions": compiled}
-    kinds |= {"find-links": {lock.short for lock in locks}, "install-plans": set()}
+    kinds |= {"find-links": {lock.short for lock in locks}, "install-plans": set(), apt_result_cache.FOLDER: set()}
     based = {lock.image: lock.platform for lock in locks if lock.image}
     kinds["images"] = {name for pair in based.items() for name in base_image_download.cached_files(*pair)}
     kinds["image-contents"] = {name for lock in locks for name in _contents_files(lock)}

@@ -123,7 +123,7 @@ def _built(state: Path, image: str, lock_id: str) -> bool:
 
 
 def half_written(ground: Ground) -> Iterator[Breach]:
-    caches = (ground.cache / name for name in ("bases", "layers", *_STORES))
+    caches = (ground.cache / name for name in ("bases", "layers", "apt-results", *_STORES))
     files = _files(ground.project, ground.state, *caches)
     # locks first: Dockerfiles are compared with them
     for file in sorted(files, key=lambda file: not file.name.endswith(".lock.yaml")):
@@ -149,6 +149,9 @@ def _fault(file: Path, ground: Ground) -> str | None:
         return None if _digest(file) == file.name else "not of the sha256 it is named by"
     if file.parent == ground.cache / "layers":
         return _layer_entry(file)
+    if file.parent == ground.cache / "apt-results":
+        digest, _, rows = file.read_bytes().partition(b"\n")
+        return None if hashlib.sha256(rows).hexdigest().encode() == digest else "not of the sha256 in its first line"
     if file.parent.name == "builds":
         record = _build(file)
         named = record and f"{record['recipe']}-{record['image'].removeprefix('sha256:')[:12]}.json" == file.name

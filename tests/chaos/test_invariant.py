@@ -63,6 +63,9 @@ class Sample:
         self.wheel = self.store("wheels", b"a wheel")
         self.base = self.write_bytes("cache/bases", "base.tar", b"a base")
         self.write_bytes("cache/bases", "base.sha256", hashlib.sha256(b"a base").hexdigest().encode())
+        rows = b'[["less", "590-2"]]'
+        raw = hashlib.sha256(rows).hexdigest().encode() + b"\n" + rows
+        self.apt_result = self.write_bytes("cache/apt-results", "0" * 64, raw)
 
     def import_image(self, tag: str, lock_id: str) -> str:
         """Import an empty image with a label; return its id."""
@@ -175,6 +178,7 @@ HALVES: dict[str, Callable[[Sample], Path]] = {
     "statement": lambda sample: next(sample.record.parent.glob("*.statement.json")),
     "wheel": lambda sample: sample.wheel,
     "base": lambda sample: sample.base,
+    "result of apt": lambda sample: sample.apt_result,
 }
 
 

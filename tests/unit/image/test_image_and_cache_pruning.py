@@ -543,6 +543,17 @@ def test_what_was_read_from_a_base_image_stays_as_long_as_a_lock_needs_it(projec
         assert set(removable(*locks)) == {first, second}, "an image that is not in the cache is read again anyway"
 
 
+def test_old_results_of_apt_are_removed(locked: Lock) -> None:
+    results = user_folders.cache_folder("apt-results")
+    for name, days in (("new", 20), ("old", 40)):
+        (results / name).write_bytes(b"12345")
+        os.utime(results / name, (time.time() - days * 86400,) * 2)
+    removable = list(image_and_cache_pruning.caches([], [locked]))
+    assert [(item.kind, item.name, item.bytes) for item in removable] == [("apt-results", str(results / "old"), 5)]
+    image_and_cache_pruning.remove_items(None, removable)
+    assert [path.name for path in results.iterdir()] == ["new"]
+
+
 def test_links_and_plans_of_installations_are_removed_when_they_are_old(locked: Lock, tmp_path: Path) -> None:
     links, plans = user_folders.cache_folder("find-links"), user_folders.cache_folder("install-plans")
     (tmp_path / "large.whl").write_bytes(b"x" * 1000)
