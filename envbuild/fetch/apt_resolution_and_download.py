@@ -163,14 +163,28 @@ def _releases(archives: Sequence[AptArchive], components: Sequence[str]) -> list
 @thread_safe_cache
 def _package_lists(archives: Sequence[AptArchive], components: Sequence[str]) -> tuple[Path, list[str]]:
     """Fetch the package lists into a folder that exists until the process ends. Return apt's configuration for this
-    folder, and what `_result_inputs` returns for these lists."""
+    folder, and what `_result_inputs` returns; empty if a package list is missing, so that no result is cached."""
     with contextlib.ExitStack() as stack:
         state = stack.enter_context(temporary_files.folder("apt"))
         config = _configure(state, archives, components)
         _update(config)
-        found = _result_inputs(config, archives, components)
+        found = _result_inputs(config, archives, components) if _all_written(state / "lists", components) else []
         _FOLDERS.push(stack.pop_all())
         return config, found
+
+
+def _all_written(lists: Path, components: Sequence[str]) -> bool:
+    """Whether each package list has the hash in its Release file. On a full disk, apt may exit with 0 without some."""
+    for release in lists.glob("*Release"):
+        text, prefix = release.read_text(encoding="utf-8", errors="replace"), re.sub("(In)?Release$", "", release.name)
+        for component in components:
+            named = re.search(
+                rf"^ ([0-9a-f]{{64}}) +[1-9]\d* +{re.escape(component)}/binary-amd64/Packages$", text, re.M
+            )
+            file = lists / f"{prefix}{component.replace('/', '_')}_binary-amd64_Packages"
+            if named and not (file.is_file() and file_digest(file) == named[1]):
+                return False
+    return True
 
 
 # These settings accept package lists whose hashes are in no signed Release file.
@@ -180,10 +194,10 @@ _INSECURE = re.compile(r'Acquire::Allow\w*Repositories "(?!0|no|false|without|of
 def _result_inputs(config: Path, archives: Sequence[AptArchive], components: Sequence[str]) -> list[str]:
     """All that apt's result depends on, apart from the arguments: the Release files, which contain the hashes of the
     package lists, the archives, and apt's version and settings. Empty if the settings accept unsigned archives."""
-    settings_of_apt = run(["apt-config", "dump"], env={"APT_CONFIG": str(config), "LC_ALL": "C"}, timeout=60).stdout
-    if _INSECURE.search(settings_of_apt):
+    dump = run(["apt-config", "dump"], env={"APT_CONFIG": str(config), "LC_ALL": "C"}, timeout=60)
+    if dump.code or _INSECURE.search(dump.stdout):
         return []
-    lines = settings_of_apt.replace(str(config.parent), "").splitlines()
+    lines = dump.stdout.replace(str(config.parent), "").splitlines()
     releases = sorted((config.parent / "lists").glob("*Release"))
     return [
         *(f"{file.name} {file_digest(file)}" for file in releases),

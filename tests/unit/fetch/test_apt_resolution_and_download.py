@@ -334,6 +334,18 @@ def test_without_mirrors_a_cached_result_is_not_used(host_apt: Apt) -> None:
         resolve_in_new_process("less")
 
 
+def test_a_result_without_some_package_lists_is_not_cached(host_apt: Apt) -> None:
+    """On a full disk, apt may exit with 0 although it could not write a package list."""
+    prefix, digest = "m.example_debian_dists_bookworm-security_", hashlib.sha256(b"lists").hexdigest()
+    host_apt.releases[f"{prefix}InRelease"] = f"SHA256:\n {digest}  5 main/binary-amd64/Packages\n"
+    for text, count in ((None, 2), ("list", 4), ("lists", 5)):
+        if text:
+            host_apt.releases[f"{prefix}main_binary-amd64_Packages"] = text
+        resolve_in_new_process("less")
+        resolve_in_new_process("less")
+        assert host_apt.count("install") == count
+
+
 @pytest.mark.parametrize("setting", ["AllowInsecureRepositories", "AllowWeakRepositories"])
 def test_results_from_unsigned_archives_are_not_cached(host_apt: Apt, setting: str) -> None:
     """No signed Release file contains the hashes of their package lists."""

@@ -127,7 +127,7 @@ def test_two_processes_at_once_get_the_same_result(archive: SignedArchive) -> No
         "print([deb.version for deb in module.resolve_debs('bookworm', ['less'])])"
     )
     root = f"http://127.0.0.1:{archive.server.server_port}"
-    argv = [sys.executable, "-c", code, archive.key, root]
+    argv: list[str | Path] = [sys.executable, "-c", code, archive.key, root]
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(lambda _: subprocess.run(argv, capture_output=True, text=True, timeout=60), range(2)))
     assert [(one.stdout, one.stderr) for one in done] == [("['2', '2']\n", "")] * 2
