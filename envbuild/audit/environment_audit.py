@@ -8,6 +8,7 @@ this module compares the rest with the profile, the lock and the facts.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shlex
 from collections import Counter
@@ -16,11 +17,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
 from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity, VersionMismatch
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation
+from envbuild.facts.fact_field_types import is_version
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -254,7 +259,7 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     found = [
         *_torch(held, wanted),
         *library_and_distribution_findings.cuda_library_findings(held),
-        *library_and_distribution_findings.distribution_findings(held),
+        *_distributions(held, wanted),
         *file_findings.file_findings(
             held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)
         ),
@@ -274,6 +279,17 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     return Audit(
         target, wanted, held, tuple(sorted(dict.fromkeys(found), key=lambda item: SEVERITIES.index(item.severity)))
     )
+
+
+def _distributions(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    kept = {version for _, version in libraries_to_keep(held, held_situation(held, wanted), wanted)}
+    for finding in library_and_distribution_findings.distribution_findings(held):
+        unmet = finding.id == "requirement-unmet" and finding.message.startswith("torch requires ")
+        if unmet and finding.versions[0].found in kept:
+            text = "keep the installed version: the required one has a known fault here"
+            yield replace(finding, remedy=f"{text}; envbuild fix changes what torch requires")
+        else:
+            yield finding
 
 
 def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
@@ -435,6 +451,23 @@ def held_situation(held: Holdings, wanted: Expected) -> Situation:
     )
 
 
+def libraries_to_keep(held: Holdings, now: Situation, wanted: Expected) -> Iterator[tuple[str, str]]:
+    """Yield (library, installed version) for each library whose installed version contradicts the exact one that torch
+    requires, if that one has a fault of severity `refuse` here: the next installation would bring it back."""
+    for owner, item in library_and_distribution_findings.held_requirements(held):
+        name = canonicalize_name(item.name)
+        library, present = database.library_of(name), held.installed.get(name)
+        required = re.fullmatch(r"==([0-9.]+)", str(item.specifier))
+        if owner != "torch" or library is None or present is None or required is None or not is_version(present):
+            continue
+        if Version(present) == Version(required[1]):
+            continue
+        before = replace(now, libraries={**now.libraries, library: required[1]})
+        faults = {one.id for one in database.matching(before) if one.severity == "refuse"} - set(wanted.accepted)
+        if faults - {one.id for one in database.matching(now)}:
+            yield library, present
+
+
 def _is_foreign(copy: Copy) -> bool:
     return not copy.in_packages
 
@@ -462,7 +495,7 @@ def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> 
         if loaded and loaded.record is None and present and present in advisory.change.pins[name]:
             remedy = library_and_distribution_findings.remedy_of_a_shadow(loaded)
             shadows.append(f"{distribution} {present} has no such fault, but {loaded.path} is loaded instead: {remedy}")
-        elif distribution:
+        elif distribution and not _is_refused(name, version, now):
             pins.append(f"{distribution}=={version}")
     whole = [*([f"torch=={written['torch']}"] if "torch" in written else []), *written.get("packages", ())]
     # --no-deps: torch's own metadata may require another version of a library
@@ -470,6 +503,12 @@ def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> 
     env = written.get("env", {})
     commands = [install(held, image, *words, env=env)] if words or env else []
     return "; ".join([advisory.remedy, *shadows, *commands])
+
+
+def _is_refused(library: str, version: str, now: Situation) -> bool:
+    """Whether this version of a library has a fault of severity `refuse` in a situation."""
+    found = database.matching(replace(now, libraries={**now.libraries, library: version}))
+    return any(one.severity == "refuse" and library in one.change.pins for one in found)
 
 
 def in_profile(advisory: Advisory, now: Situation, cli_words: str) -> str:

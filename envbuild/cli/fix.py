@@ -186,7 +186,10 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         if not plan.by_user:
             repair_run.require_loaded(plan, after)
             run = repair_run.run_probes(plan, after)
-        if not isinstance(run, str):
+        if isinstance(run, str):
+            notes = (*document.notes, f"not tested: {run}") if document.prove else document.notes
+            document = replace(document, notes=notes)
+        else:
             document = replace(document, probes=tuple(map(json_test_report.probe_row, run.results)))
             repair_run.require_probes_passed(run, plan)
     except CheckFailed as error:

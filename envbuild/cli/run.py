@@ -75,7 +75,7 @@ def command(
         )
         return
     if plan.diagnosis.healthy:
-        _say("nothing to fix; the program starts unchanged")
+        _say("nothing to fix; the program starts with its own libraries")
     if not plan.diagnosis.gpus:
         _say(required_changes.NO_GPU)
     for problem, remedy in plan.diagnosis.by_hand:
@@ -83,7 +83,7 @@ def command(
     for name, value in environment.variables.items():
         _say(f"unset {name}" if value is None else f"{name}={shlex.quote(value)}")
     if environment.libraries:
-        _say(environment.reason)
+        _say(f"the fixed libraries are selected by {environment.reason}")
     click.get_current_context().exit(_started(program, environment))
 
 

@@ -374,8 +374,12 @@ def _markdown(section: Section) -> Iterator[str]:
             yield from ("", "```text", *(line.replace("```", "'''") for line in quoted), "```")
 
 
+_MOST_OF_PATH = 30  # characters of a path in front of a quoted line
+
+
 def _quoted(line: Line) -> str:
-    return cut(f"{line.file}{':' if line.file else ''}{line.number:>6}: {safe_line(line.text)}")
+    file = line.file if len(line.file) <= _MOST_OF_PATH else f"...{line.file[-_MOST_OF_PATH:]}"
+    return cut(f"{file}{':' if file else ''}{line.number:>6}: {safe_line(line.text)}")
 
 
 def _wrapped(head: str, text: str) -> list[str]:
@@ -397,7 +401,7 @@ def _command(head: str, command: str) -> Iterator[str]:
     if it is too long for the command's line."""
     text, _, remark = command.partition("   # ")
     line = head
-    for word in re.findall(r"\S+\s*", text):
+    for word in re.findall(r"(?:'[^']*'|\S)+\s*", text):
         if display_width(line) + display_width(word.rstrip()) + 2 > COLUMNS and line.strip() and line != head:
             yield f"{line.rstrip()} \\"
             line = " " * (len(head) + 2)

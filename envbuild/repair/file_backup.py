@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +180,7 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
     """Complete a backup after the changes: keep only the distributions that changed, and the changed files that belong
     to no distribution. Record the checksums of the kept files, and list the added files."""
     content, prefix, differs = backup.content, Path(backup.content.prefix), backup_differs(backup)
-    changed = {info: files for info, files in content.files.items() if info and any(map(differs, files))}
+    changed = _changed_distributions(content, differs)
     # a file that is still the same one cannot be restored: a different program wrote into it
     changed[""] = [
         file for file in content.files.get("", ()) if differs(file) and not _is_same_file(backup.kept(file), file.path)
@@ -211,6 +212,17 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
     for file in (file for files in content.files.values() for file in files if file.number not in left):
         backup.kept(file).unlink(missing_ok=True)
     return BackupFolder(backup.folder, done)
+
+
+def _changed_distributions(content: Backup, differs: Callable[[KeptFile], bool]) -> dict[str, list[KeptFile]]:
+    """The distributions with a changed file. NVIDIA's wheels share files, such as nvidia/__init__.py: a shared file
+    counts for the distributions with other changed files, or for all that share it if none has any."""
+    owners = Counter(file.number for info, files in content.files.items() if info for file in files)
+    found = {info: [file for file in files if differs(file)] for info, files in content.files.items() if info}
+    named = {info for info, files in found.items() if any(owners[file.number] == 1 for file in files)}
+    explained = {file.number for info in named for file in found[info]}
+    named |= {info for info, files in found.items() if any(file.number not in explained for file in files)}
+    return {info: content.files[info] for info in content.files if info in named}
 
 
 def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from envbuild.facts import database
 from envbuild.repair.image_repair_plan import ImageRepairPlan
 from envbuild.repair.repair_plan import Command, LibraryOutcome, RepairPlan
 from envbuild.repair.required_changes import Diagnosis
@@ -223,6 +224,11 @@ def _found(diagnosis: Diagnosis, option: str) -> Iterator[str]:
         fixed = "the versions that are installed now do not have this fault"
         text = fixed if advisory.id in diagnosis.absent_by_version else "the packages or the GPU here do not match"
         elsewhere = f"if the job ran elsewhere, say where with {option}"
+        if advisory.id in diagnosis.absent_by_version and set(advisory.change.pins) & set(database.libraries()):
+            elsewhere += (
+                "; if it ran here, LD_LIBRARY_PATH or LD_PRELOAD may lead to an old copy in the job script: run "
+            )
+            elsewhere += "envbuild audit in that script"
         yield f"Ruled out here: {advisory.id}, which the log shows; {text}: {elsewhere}"
     for note in diagnosis.notes:
         yield f"Note: {note}"

@@ -85,19 +85,22 @@ class MetadataPin:
     before: str
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """METADATA, and RECORD if there is one."""
+        record = self.file.with_name("RECORD")
+        return (self.file, record) if record.is_file() else (self.file,)
+
+    @property
     def command(self) -> Command:
         """The sed command that changes the requirement, and removes the checksum of METADATA from RECORD. sed writes a
         new file and renames it, so hard links to the old file do not change."""
         name = re.sub("-", "[-_.]", self.name)
         scripts = ["-e", rf"s/^(Requires-Dist: *{name})[^A-Za-z0-9._;-][^;]*/\1==%s /I" % self.version]
-        files, record = [str(self.file)], self.file.with_name("RECORD")
-        if record.is_file():
-            scripts += ["-e", r"s#^([^/,]*\.dist-info/METADATA),.*#\1,,#"]
-            files.append(str(record))
+        scripts += ["-e", r"s#^([^/,]*\.dist-info/METADATA),.*#\1,,#"]
         does = (
             f"keep the new version: {self.owner} requires {self.before}, and the next pip install would bring that back"
         )
-        return Command(does, ("sed", "-i", "-E", *scripts, *files))
+        return Command(does, ("sed", "-i", "-E", *scripts, *map(str, self.files)))
 
 
 @dataclass(frozen=True)
@@ -391,7 +394,7 @@ class _Steps:
 
     def metadata(self) -> Iterator[MetadataPin]:
         """The requirements that contradict the pins, in METADATA files that pip or uv installed."""
-        if self.manager.kind in ("uv-project", "poetry") or self.changes.torch:
+        if self.manager.kind == "poetry" or self.changes.torch:
             return
         pins = {pin.distribution: pin for pin in self.changes.pins if not self._conda_library(pin)}
         seen = set()
@@ -426,14 +429,13 @@ class _Steps:
         return f"{pin.requirement} ; {marker}" if marker and "extra" not in marker else pin.requirement
 
     def touched(self) -> frozenset[str]:
-        """The distributions that the commands and edits replace. If torch is replaced, the result includes all
-        installed distributions that torch requires, directly or indirectly."""
+        """The distributions that the commands replace. If torch is replaced, the result includes all installed
+        distributions that torch requires, directly or indirectly."""
         changes = self.changes
         texts = [*changes.packages, *changes.reinstall, *changes.uninstall, *changes.overwriting]
         texts += [*changes.companions, *changes.rebuilt]
         named: set[str] = {canonicalize_name(Requirement(text).name) for text in texts}
         named |= {pin.distribution for pin in changes.pins if not pin.installed}
-        named |= {pin.owner for pin in self.metadata()}
         if changes.torch:
             named |= library_and_distribution_findings.torch_requirements(self.held)
         return frozenset(named)

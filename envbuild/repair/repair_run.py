@@ -73,7 +73,8 @@ def require_changeable(plan: RepairPlan, held: Holdings) -> None:
         )
     files = file_backup.distribution_files(plan.manager.prefix, sites)
     touched = {path for info, paths in files.items() if _of(info, plan.touched) for path in paths}
-    folders = {plan.manager.prefix, *map(Path, sites), *(path.parent for path in touched if path.exists())}
+    edited = {pin.file.parent for pin in plan.metadata}
+    folders = {plan.manager.prefix, *map(Path, sites), *edited, *(path.parent for path in touched if path.exists())}
     locked = sorted(str(folder) for folder in folders if not os.access(folder, os.W_OK | os.X_OK))
     if locked:
         raise RepairRefused(
@@ -126,7 +127,8 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
         _require_unchanged(plan, held)
         require_changeable(plan, held)
         project = _project_files(plan)
-        others = [*project, *map(Path, plan.diagnosis.changes.leftovers)]
+        edited = [file for pin in plan.metadata for file in pin.files]
+        others = [*project, *edited, *map(Path, plan.diagnosis.changes.leftovers)]
         backup = file_backup.take_backup(
             prefix, repair_plan.package_folders(plan.manager.prefix, held), others, plan.touched
         )
@@ -168,7 +170,8 @@ def _run_all(plan: RepairPlan, say: Callable[[str], None]) -> None:
         if not command.shell:
             _run_one(command, plan, say)
     for pin in plan.metadata:
-        requirement_edits.pin_metadata(pin.file, pin.name, pin.version)
+        if pin.file.is_file():  # uv sync may have replaced torch by the version of the project's lock
+            requirement_edits.pin_metadata(pin.file, pin.name, pin.version)
 
 
 def _run_one(command: Command, plan: RepairPlan, say: Callable[[str], None]) -> None:

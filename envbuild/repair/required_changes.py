@@ -169,15 +169,18 @@ def diagnose(
     named = [match.advisory for match in shown if match.advisory]
     absent = tuple(advisory for advisory in named if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
-    kept = dict(_unkept(held, now, wanted)) if metadata_counts else {}
+    kept = dict(environment_audit.libraries_to_keep(held, now, wanted)) if metadata_counts else {}
     fixed, left, changes = _version_changes(now, shown_here, held, wanted, files_only, kept)
-    by_hand = [*_by_hand(audited, found, changes), *((f"{one.id}: {one.title}", one.remedy) for one in left)]
+    no_release = list(_driver_without_release(now, changes))
+    left = [one for one in left if not (no_release and one.id.startswith(DRIVER_TOO_OLD))]
+    by_hand = [*no_release, *_by_hand(audited, found, changes)]
+    by_hand += [(f"{one.id}: {one.title}", one.remedy) for one in left]
     general = [match for match in found.matches if match.advisory is None] if found else []
     after = _with_torch(now, changes.torch) if changes.torch else now
     by_hand += [
         (f"{match.id} (line {match.lines[0].number}): {match.title}" if match.lines else match.title, match.remedy)
         for match in general
-        if not _is_excluded(match.id, after, held, changes)
+        if not _is_excluded(match.id, after, held, changes) and not (no_release and match.id == DRIVER_TOO_OLD)
     ]
     own = dict.fromkeys((problem, _with_own_pip(remedy, held)) for problem, remedy in by_hand)
     optional = [*_optional(held, found, changes), *_contradicted(general, now, held)]
@@ -194,7 +197,8 @@ def _is_excluded(cause: str, situation: Situation, held: Holdings, changes: Chan
     if cause == TORCH_WITHOUT_CUDA:
         return changes.torch is not None or bool(held.torch and held.torch.cuda)
     if cause == UNRELATED_APEX:
-        return "apex" in changes.uninstall  # what remains to do is a row of its own
+        # what remains to do is a row of its own
+        return "apex" in changes.uninstall or "apex" not in held.installed
     if cause == DRIVER_TOO_OLD:
         known = situation.driver and situation.cuda
         return bool(known) and database.driver_runs(str(situation.cuda), str(situation.driver))
@@ -250,8 +254,8 @@ def _version_changes(
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):
-        refused = _refused(after, wanted)
-        todo += [item for item in refused if item not in todo]
+        arising = [*_refused(after, wanted), *(_arising(now, after) if torch else ())]
+        todo += [item for item in arising if item not in todo]
         if not todo:
             break
         acted += [item for item in todo if item not in acted]
@@ -312,6 +316,13 @@ def _refused(situation: Situation, wanted: Expected) -> list[Advisory]:
     """The advisories of severity `refuse` that apply to a situation and that the profile does not accept."""
     matching = database.matching(situation)
     return [advisory for advisory in matching if advisory.severity == "refuse" and advisory.id not in wanted.accepted]
+
+
+def _arising(now: Situation, after: Situation) -> list[Advisory]:
+    """The warnings that apply only after a change, and that other versions of packages fix, such as NumPy 2 with an old
+    torch."""
+    found = (one for one in database.matching(after) if one.severity == "warn" and not one.holds(now))
+    return [one for one in found if one.change.pins and not set(one.change.pins) & set(database.libraries())]
 
 
 def _is_fixed(advisory: Advisory, changes: Changes, now: Situation, after: Situation) -> bool:
@@ -524,23 +535,6 @@ def _pins_of_leftovers(held: Holdings, now: Situation) -> Iterator[tuple[str, st
             yield library, version
 
 
-def _unkept(held: Holdings, now: Situation, wanted: Expected) -> Iterator[tuple[str, str]]:
-    """Yield (library, installed version) for each library whose installed version contradicts the exact one that torch
-    requires, if that one has a fault of severity `refuse` here: the next installation would bring it back."""
-    for owner, item in library_and_distribution_findings.held_requirements(held):
-        name = canonicalize_name(item.name)
-        library, present = database.library_of(name), held.installed.get(name)
-        required = re.fullmatch(r"==([0-9.]+)", str(item.specifier))
-        if owner != "torch" or library is None or present is None or required is None or not is_version(present):
-            continue
-        if Version(present) == Version(required[1]):
-            continue
-        before = replace(now, libraries={**now.libraries, library: required[1]})
-        faults = {one.id for one in database.matching(before) if one.severity == "refuse"} - set(wanted.accepted)
-        if faults - {one.id for one in database.matching(now)}:
-            yield library, present
-
-
 def is_bundled(copy: Copy) -> bool:
     """Whether the file belongs to a package other than NVIDIA's library packages."""
     return copy.in_packages and "/nvidia/" not in copy.path and copy.distribution is not None
@@ -592,7 +586,7 @@ def _problems(audited: Audit, now: Situation, changes: Changes) -> Iterator[tupl
         instead = f"; torch {changes.torch} is built for CUDA {release.cuda}" if release else ""
         text = f"driver {now.driver} does not run CUDA {now.cuda}, for which torch {now.torch} was built"
         yield DRIVER_TOO_OLD, f"{text}: it needs driver {minimum} or newer{instead}"
-    unkept = dict(_unkept(audited.held, now, audited.wanted))
+    unkept = dict(environment_audit.libraries_to_keep(audited.held, now, audited.wanted))
     for pin in changes.pins:
         if pin.installed and pin.library in unkept:
             text = f"the next pip install of a package that requires torch may replace {pin.distribution} {pin.version}"
@@ -611,11 +605,25 @@ def _by_hand(audited: Audit, found: Explanation | None, changes: Changes) -> Ite
         if finding.severity == "defect" and finding.id not in known and not _is_covered(finding, audited, changes):
             yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
     dependents = _dependents("apex", audited.held)
-    if "apex" in changes.uninstall and (dependents or _uses_apex(found)):
+    lacking = "apex" in changes.uninstall or "apex" not in audited.held.installed
+    if lacking and (dependents or _uses_apex(found)):
         needed = "the log shows that the program uses it"
         if dependents:
             needed = library_and_distribution_findings.requirement_clause(dependents, "it")
         yield f"NVIDIA's apex is not on the package index, and {needed}", f"build it from source{_BUILD_APEX}"
+
+
+def _driver_without_release(now: Situation, changes: Changes) -> Iterator[tuple[str, str]]:
+    """Yield (problem, fix) if the driver does not run the CUDA of torch, nor that of any release for these GPUs."""
+    if changes.torch or not (now.gpus and now.driver and now.cuda) or database.driver_runs(now.cuda, now.driver):
+        return
+    releases = database.torch_releases().values()
+    fits = (one for one in releases if all(one.kernels(gpu.compute_capability) for gpu in now.gpus))
+    minima = {minimum for one in fits if (minimum := database.driver_minimum(one.cuda).compatible)}
+    if minima:
+        names = ", ".join(gpu.id for gpu in now.gpus)
+        text = f"{DRIVER_TOO_OLD}: no torch release runs with driver {now.driver} on {names}"
+        yield text, f"install driver {min(minima, key=Version)} or newer, then run this command again"
 
 
 _BUILD_APEX = (
@@ -712,6 +720,9 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"{wanted} and {overwriting} contain the same files, and {required}: each installation of {overwriting} "
             "overwrites the files that torch requires; action needed: use two environments"
         )
+    solved = any(
+        item.id in ("shadowed", "loaded-twice") and _is_covered(item, audited, changes) for item in audited.findings
+    )
     for finding in audited.findings:
         if finding.id == "requirement-unmet" and finding.message.startswith(tuple(f"{name} " for name in removed)):
             continue
@@ -719,8 +730,8 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             if any(finding.message.startswith(f"torch requires {name}=") for name in kept):
                 continue
             yield f"{finding.id}: {finding.message}{_MAY_REVERT}"
-        elif finding.severity == "warn":
-            remedy = f"; then: {_with_own_pip(finding.remedy, held)}" if finding.remedy else ""
-            yield f"{finding.id}: {finding.message}; no action is needed unless this affects your program{remedy}"
+        elif finding.severity == "warn" and not (solved and finding.id == "several-copies"):
+            action = f"only if this affects your program: {_with_own_pip(finding.remedy, held)}"
+            yield f"{finding.id}: {finding.message}; {action if finding.remedy else 'no action is known'}"
         elif finding.severity == "note" and finding.message.startswith("on "):
             yield f"{finding.id}: {finding.message}; no action is needed unless the job runs on these GPU models"

@@ -130,7 +130,9 @@ def _wanted(distribution: metadata.Distribution, wheels: Wheels, found: Installe
     name = distribution_records.normalise(str(distribution.metadata["Name"]))
     owner = f"{name}=={distribution.version}"
     folder = os.path.realpath(str(distribution.locate_file("")))
-    recorded, brought = dict(distribution_records.record_rows(distribution)), wheels.get(owner)
+    rows, brought = list(distribution_records.record_rows(distribution)), wheels.get(owner)
+    # pip compiles bytecode that a wheel contains again, and adds a second row without a checksum
+    recorded, unhashed = dict(rows), {path for path, sha256 in rows if not sha256}
     for path in {**recorded, **(brought or {})}:
         real = _real(folder, path)
         found.owners.setdefault(real, name)
@@ -139,7 +141,7 @@ def _wanted(distribution: metadata.Distribution, wheels: Wheels, found: Installe
             yield _Wanted(real, owner, brought[path], "wheel")
         elif brought is not None and inside and recorded[path] and not _is_generated(path):
             yield _Wanted(real, owner, None, "wheel")
-        elif recorded.get(path):
+        elif recorded.get(path) and path not in unhashed:
             yield _Wanted(real, owner, recorded[path], "RECORD")
 
 

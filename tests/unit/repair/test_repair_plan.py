@@ -126,7 +126,7 @@ def test_a_log_of_h20_gives_the_cublas_that_fixes_it(place: Place) -> None:
         ("uv", "pip", "install", "--python", str(place.python), "--no-deps", "nvidia-cublas-cu12==12.4.5.8")
     ]
     assert (plan.manager.kind, plan.state, plan.refused) == ("pip", "fixable", None)
-    assert plan.touched == {"nvidia-cublas-cu12", "torch"}
+    assert plan.touched == {"nvidia-cublas-cu12"}, "of torch, only METADATA and RECORD change"
     rows = {row.library: row for row in plan.libraries}
     cublas = rows["libcublas.so.12"]
     path = str(place.site / "nvidia/cublas/lib/libcublas.so.12")
@@ -227,7 +227,7 @@ def test_a_uv_project_gets_an_override(place: Place) -> None:
     )
     words = ("uv", "sync", "--project", str(place.prefix.parent), "--inexact")
     assert installs(plan) == [("env", f"UV_PROJECT_ENVIRONMENT={place.prefix}", *words)], "uv would change .venv"
-    assert plan.metadata == ()
+    assert [pin.owner for pin in plan.metadata] == ["torch"], "uv pip, called elsewhere, does not read the override"
     moved = dataclasses.replace(plan.manager, prefix=place.prefix.parent / ".venv")
     steps = repair_plan._Steps(place.held(), moved, plan.diagnosis.changes, {}, plan.source)
     own = ("env", f"UV_PROJECT_ENVIRONMENT={moved.prefix}")
@@ -568,7 +568,7 @@ def test_the_installed_torch_is_not_a_plan(place: Place, monkeypatch: pytest.Mon
     assert diagnosis.advisories == ()
     assert [problem.partition(":")[0] for problem, _ in diagnosis.by_hand] == ["cublaslt-shadow-runpath"]
     cublas = held.installed["nvidia-cublas-cu12"]
-    monkeypatch.setattr(required_changes, "_unkept", lambda *arguments: [("cublas", cublas)])
+    monkeypatch.setattr(environment_audit, "libraries_to_keep", lambda *arguments: [("cublas", cublas)])
     diagnosis = required_changes.diagnose(environment_audit.assess("it", held, wanted), found)
     assert [(pin.library, pin.installed) for pin in diagnosis.changes.pins] == [("cublas", True)], "kept"
 
