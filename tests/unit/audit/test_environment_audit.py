@@ -128,6 +128,60 @@ def test_a_foreign_cublas_on_ld_library_path(place: Place, monkeypatch: pytest.M
     assert loaded and loaded.version == "12.5.2.13"
 
 
+def test_a_required_version_with_a_fault_is_not_advised(tmp_path: Path) -> None:
+    python, site = virtual(tmp_path.resolve() / "venv")
+    made = good(site)
+    shutil.rmtree(next(site.glob("torch-*")))
+    made.torch(requires=("nvidia-cublas-cu12==12.1.3.1",))
+    held = collected.collect(python, tmp_path)
+    finding = the(environment_audit.assess("it", held, H20), "requirement-unmet")
+    assert "keep the installed version" in finding.remedy and "envbuild fix" in finding.remedy
+    other = the(
+        environment_audit.assess("it", held, environment_audit.of_gpus([database.gpus()["v100"]], image=False)),
+        "requirement-unmet",
+    )
+    assert "keep" not in other.remedy
+
+
+def test_no_version_is_advised_that_is_refused_on_the_gpu(tmp_path: Path) -> None:
+    python, site = virtual(tmp_path.resolve() / "venv")
+    made = good(site)
+    shutil.rmtree(next(site.glob("nvidia_cublas*")))
+    made.cublas("12.1.3.1")
+    found = environment_audit.assess("it", collected.collect(python, tmp_path), H20)
+    assert "12.4.5.8" in the(found, "cublas-hopper-fpe").remedy
+    remedy = the(found, "int-mm-cuda121u1").remedy
+    assert "the first good one is not confirmed" in remedy and "install" not in remedy
+
+
+def test_a_library_of_the_system_with_another_file_name_is_no_second_copy(place: Place) -> None:
+    held = place.judged().held
+    (cublas,) = [copy for copy in held.libraries if copy.library == "cublas"]
+    other = cublas.model_copy(
+        update={
+            "path": "/usr/local/cuda/lib64/libcublas.so.13",
+            "soname": "libcublas.so.13",
+            "loaded": False,
+            "ways": [],
+        }
+    )
+    same = other.model_copy(update={"path": "/usr/local/cuda/lib64/libcublas.so.12", "soname": cublas.soname})
+    for copy, expected in ((other, set()), (same, {"several-copies"})):
+        more = held.model_copy(update={"libraries": [*held.libraries, copy]})
+        found = {finding.id for finding in environment_audit.assess("it", more, H20).findings}
+        assert found & {"several-copies"} == expected
+
+
+def test_bytecode_that_pip_compiled_again_is_not_modified(place: Place) -> None:
+    file = "mod/__pycache__/mod.cpython-311.pyc"
+    place.made.wheel("mod", "1", {file: b"compiled by the author"})
+    place.made.put(place.made.site / file, b"compiled by pip")
+    assert "modified-file" in ids(place.judged())
+    record = place.made.site / "mod-1.dist-info" / "RECORD"
+    record.write_text(f"{file},,\n{record.read_text()}")  # pip sorts the rows
+    assert "modified-file" not in ids(place.judged())
+
+
 def test_a_foreign_nvjitlink_on_ld_library_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.made.put(place.foreign / "libnvJitLink.so.12", library("nccl", "12.1.105"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place.foreign))

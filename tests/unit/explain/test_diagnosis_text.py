@@ -48,6 +48,18 @@ def test_the_fix_names_the_command_for_the_users_environment(tmp_path: Path) -> 
     assert "write its name for LOG" in piped(text)
 
 
+def test_a_quoted_path_is_not_split() -> None:
+    path = f"'/data/{'x' * 60}/dir with space/{'y' * 40}'"
+    lines = list(diagnosis_text._command("  envbuild: ", f"envbuild fix {path} --here"))
+    assert any(path in line for line in lines)
+
+
+def test_a_long_path_leaves_the_quoted_line_readable() -> None:
+    line = log_reader_and_search.Line(7, "the line that matters", f"/data/{'x' * 200}/train.log")
+    shown = diagnosis_text._quoted(line)
+    assert shown.endswith("the line that matters") and "train.log" in shown
+
+
 def test_a_backslash_continues_no_remark() -> None:
     for length in range(20, 100):
         lines = list(diagnosis_text._command("  envbuild: ", f"fix {'x' * length} --here   # a remark of some length"))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from selftest.environments import SONAMES, Environment, built, extension, good, library, virtual
 
 from envbuild.audit import environment_audit, library_and_distribution_findings
@@ -170,6 +171,7 @@ def test_a_fixed_environment_needs_nothing(tmp_path: Path) -> None:
     assert [advisory.id for advisory in plan.diagnosis.absent] == ["cublas-hopper-fpe"]
     (line,) = [line for line in repair_output.repair_lines(plan, "2.3.1", [], None) if line.startswith("Ruled out")]
     assert "the versions that are installed now do not have this fault" in line
+    assert "LD_LIBRARY_PATH or LD_PRELOAD may lead to an old copy in the job script" in line
     (line,) = [
         line for line in repair_output.repair_lines(place.plan(gpus=["a100"]), "2.3.1", [], None) if "Ruled" in line
     ]
@@ -756,6 +758,10 @@ def test_without_the_unrelated_apex_transformers_stays(tmp_path: Path) -> None:
     shutil.rmtree(next(place.site.glob("apex-*")))
     plan = place.plan(log)
     assert plan.state == "healthy", "the log's fault needs apex"
+    program = place.plan("torch 2.3.1\nImportError: cannot import name 'amp' from 'apex' (unknown location)\n")
+    ((problem, remedy),) = program.diagnosis.by_hand
+    assert problem == "NVIDIA's apex is not on the package index, and the log shows that the program uses it"
+    assert "APEX_CUDA_EXT=1" in remedy
     assert [advisory.id for advisory in plan.diagnosis.absent] == ["apex-t5-mixed-dtype"]
 
 
@@ -781,6 +787,28 @@ def test_torch_for_the_cpu_where_the_log_has_a_gpu(place: Place) -> None:
 
 
 CPU_LOG = "NVIDIA H20, driver 570.86.10\nCUDA available: False\n"
+
+
+def test_packages_that_do_not_work_with_the_new_torch_are_replaced_with_it(place: Place) -> None:
+    with_torch(place, "2.3.1", "12.1", numpy="2.2.6")
+    plan = place.plan("NVIDIA A100-SXM4-80GB, driver 470.57.02\ntorch 2.3.1+cu121\n")
+    assert plan.diagnosis.changes.torch and Version(plan.diagnosis.changes.torch) < Version("2.3")
+    assert plan.diagnosis.changes.packages == ("numpy<2",)
+
+
+def test_a_driver_that_runs_no_release_for_the_gpu_is_named_with_the_one_to_install(place: Place) -> None:
+    log = (
+        "NVIDIA H20, driver 470.57.02\nUserWarning: CUDA initialization: The NVIDIA driver on your system is too old\n"
+    )
+    for version, cuda in (("2.3.1", "12.1"), ("2.14.0", "13.0")):
+        with_torch(place, version, cuda)
+        rows = [row for row in place.plan(log).diagnosis.by_hand if "driver" in row[0]]
+        assert rows == [
+            (
+                "driver-too-old: no torch release runs with driver 470.57.02 on h20",
+                "install driver 525.60.13 or newer, then run this command again",
+            )
+        ]
 
 
 def with_torch(place: Place, version: str, cuda: str | None, **others: str) -> None:

@@ -23,7 +23,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from selftest.environments import SONAMES, TORCH, library, libtorch_cuda
+from selftest.environments import SONAMES, TORCH, Environment, library, libtorch_cuda
 
 from envbuild.cli import fix as fix_command
 from envbuild.fetch import wheel_resolution_and_download
@@ -300,6 +300,25 @@ def test_a_command_that_fails_changes_nothing(venv: Venv, monkeypatch: pytest.Mo
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 6 and "the environment is as before" in done.stderr
     assert venv.files() == before
+
+
+def test_a_distribution_that_only_shares_a_file_is_not_undone(tmp_path: Path) -> None:
+    """Each of NVIDIA's wheels contains nvidia/__init__.py, and pip replaces it with each of them."""
+    prefix, shared = tmp_path.resolve(), "nvidia/__init__.py"
+    made = Environment(prefix / "site-packages")
+    made.wheel("nvidia-a", "1", {shared: b"", "nvidia/a.so": b"1"})
+    made.wheel("nvidia-b", "1", {shared: b"", "nvidia/b.so": b"1"})
+    backup = file_backup.take_backup(prefix, [str(made.site)])
+    for name in (shared, "nvidia/a.so"):
+        (made.site / name).unlink()
+        (made.site / name).write_bytes(b"2")
+    backup = file_backup.finish_backup(backup)
+    assert backup.content.names == {"nvidia-a"}
+    (made.site / "nvidia/b.so").unlink()
+    (made.site / "nvidia/b.so").write_bytes(b"installed by the user")
+    assert file_backup.restore(backup).distributions == {"nvidia-a"}
+    assert [(made.site / name).read_bytes() for name in (shared, "nvidia/a.so")] == [b"", b"1"]
+    assert (made.site / "nvidia/b.so").read_bytes() == b"installed by the user"
 
 
 def test_an_interrupted_fix_is_undone_by_the_user(venv: Venv) -> None:
