@@ -112,11 +112,9 @@ def remedy_of_a_shadow(copy: Copy) -> str:
 def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
     """Report a library with several copies. The finding is a warning if more than one copy is in a package folder or on
     LD_LIBRARY_PATH or LD_PRELOAD, else a note."""
-    # a library of the system with another file name, such as libcudart.so.13 beside .so.12, is never loaded instead
+    # another file name, such as libcudart.so.13 of the system instead of .so.12, is not loaded in its place
     own = {copy.soname or copy.name for copy in copies if copy.loaded or copy.in_packages}
-    copies = [
-        copy for copy in copies if copy.loaded or copy.in_packages or not own or (copy.soname or copy.name) in own
-    ]
+    copies = [copy for copy in copies if not own or (copy.soname or copy.name) in own]
     kinds = [copy.library for copy in copies]
     if len(set(kinds)) == len(kinds):
         return
