@@ -1,7 +1,9 @@
-# xdit, lock 59668ebc9020, Python 3.11; made by: envbuild export dockerfile xdit
+# xdit, lock ecdac02697d5, Python 3.11; made by: envbuild export dockerfile xdit
 # docker build -t NAME - < FILE
 # with the configuration of pip: docker build --secret id=pip,src=/etc/pip.conf -t NAME - < FILE
 # Pinned: the version and sha256 of every wheel.
+# Pinned by changed metadata of the packages: nvidia-nccl-cu12==2.26.2 (torch requires ==2.20.5);
+# a later pip install keeps the override.
 # Pinned: the version of every Debian package. Most mirrors keep only the newest version: if another one
 # is missing, use a snapshot of the mirror, or --build-arg DEBIAN_VERSIONS=newest. With
 # DEBIAN_VERSIONS=none the base image (BASE) must have the packages.
@@ -223,7 +225,7 @@ nvidia-cufft-cu12==11.0.2.54 --hash=sha256:794e3948a1aa71fd817c3775866943936774d
 nvidia-curand-cu12==10.3.2.106 --hash=sha256:9d264c5036dde4e64f1de8c50ae753237c12e0b1348738169cd0f8a536c0e1e0
 nvidia-cusolver-cu12==11.4.5.107 --hash=sha256:8a7ec542f0412294b15072fa7dab71d31334014a69f953004ea7a118206fe0dd
 nvidia-cusparse-cu12==12.1.0.106 --hash=sha256:f3b50f42cf363f86ab21f720998517a659a48131e8d538dc02f8768237bd884c
-nvidia-nccl-cu12==2.20.5 --hash=sha256:057f6bf9685f75215d0c53bf3ac4a10b3e6578351de307abad9e18a99182af56
+nvidia-nccl-cu12==2.26.2 --hash=sha256:694cf3879a206553cc9d7dbda76b13efaf610fdb70a50cba303de1b0d1530ac6
 nvidia-nvjitlink-cu12==12.9.86 --hash=sha256:e3f1171dbdc83c5932a45f0f4c99180a70de9bd2718c1ab77d14104f6d7147f9
 nvidia-nvtx-cu12==12.1.105 --hash=sha256:dc21cf308ca5691e7c04d962e213f8a4aa9bbfa23d95412f452254c2caeb09e5
 packaging==26.3 --hash=sha256:d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c
@@ -257,6 +259,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/v
     /tmp/tools/bin/pip download --quiet --no-cache-dir --no-deps --require-hashes --dest /var/cache/envbuild -r /opt/requirements.txt && \
     env -i PATH="$PATH" HOME=/tmp/tools UV_NO_INSTALLER_METADATA=1 /tmp/tools/bin/uv pip install --quiet --no-config --offline --no-cache --no-index --no-deps --require-hashes --find-links /var/cache/envbuild --python /opt/venv/bin/python -r /opt/requirements.txt && \
     rm -rf /tmp/tools /opt/venv/.lock
+RUN sed -i -e 's/^\(Requires-Dist: *nvidia[-_.]\+nccl[-_.]\+cu12 *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1==2.26.2 /I' /opt/venv/lib/python3.11/site-packages/*.dist-info/METADATA
+RUN if /opt/venv/bin/python -m pip check | grep -i -e ' has requirement nvidia[-_.]\+nccl[-_.]\+cu12[^-_.a-z0-9]'; then exit 1; fi
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
@@ -268,5 +272,5 @@ ENV TORCH_CUDA_ARCH_LIST="8.0"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:59668ebc90203b207e10238167d24aa837c05c90489f39eb0bd3e82bef5dcb68"
+LABEL io.envbuild.lock="sha256:ecdac02697d565cf0435e2d0c013fcc37567d735f41c94b02c707996dab1c648"
 CMD ["python"]

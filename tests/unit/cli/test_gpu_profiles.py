@@ -12,7 +12,7 @@ import yaml
 from envbuild.facts import database
 from envbuild.pipeline import make_build_and_test, multi_profile_make
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile import starter_profile
+from envbuild.profile import profile_and_lock_name_lookup, starter_profile
 from envbuild.profile.value_types import PLATFORM
 from envbuild.resolve import cuda_line_lookup, plan_resolver, profile_reader_and_overrides
 from envbuild.util import yaml_and_project_paths
@@ -53,6 +53,13 @@ def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path
     assert [found.id for found in plan.choice.situation.gpus] == [gpu]
     assert not [item for item in plan.choice.advice if item.state == "refused"]
     assert files(project) == []
+
+
+@pytest.mark.parametrize("name", profile_and_lock_name_lookup.profile_names())
+def test_no_shipped_profile_has_a_warning_that_it_does_not_accept(name: str) -> None:
+    """A new advisory may apply to a profile: pin other versions, or accept it with a reason."""
+    plan = plan_resolver.resolve(profile_reader_and_overrides.load(name))
+    assert [item.advisory.id for item in plan.choice.advice if item.state not in ("noted", "accepted")] == []
 
 
 def test_the_documented_profile_compiles_apex_for_cuda_12(project: Path) -> None:
