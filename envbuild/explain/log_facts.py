@@ -97,6 +97,7 @@ def read(log: Log) -> Reading:
     stated = {row.symptom for row in log_signatures.statements() if row.symptom and row.statement in statements}
     symptoms = frozenset(_symptoms(log, stack.hang, bool(situation.gpus))) | stated
     states = {*_memory(log), *_supported(log, situation)}
+    works = rank_failure_and_last_collectives.works(log, situation.gpu_count)
     states |= {state for state, holds in (
         (
             "rank-failed-first",
@@ -105,6 +106,7 @@ def read(log: Log) -> Reading:
         ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
         ("hang-stack", stack.hang),
         ("interrupted", log.has([log_pattern(_INTERRUPTED)])),
+        ("collectives-differ", works.mismatched),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
         ("traceback-cut", _traceback_cut(log)),
@@ -115,7 +117,7 @@ def read(log: Log) -> Reading:
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
-        rank_failure_and_last_collectives.works(log, situation.gpu_count), _error(log), _count(log, mentioned)[1],
+        works, _error(log), _count(log, mentioned)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
         stack.crashed_in, symptoms, frozenset(_operations(log)), statements,
     )  # fmt: skip

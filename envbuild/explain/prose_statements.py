@@ -28,6 +28,8 @@ _NEAR = 24
 """Number of characters before a word in which a negation is searched."""
 _NEGATIVE = re.compile(r"\b(?:no|not|never|without|cannot|nor|unable|lacks?|lacking)\b|n.t\b|没|未|无法|不(?!断|停|住)")
 """Words of a concept that contain a negation themselves."""
+_RAISED = re.compile(r"^\W{0,4}[a-z_][\w.]{0,80}(?:error|exception): ", re.IGNORECASE)
+"""The beginning of the message of an exception. A question after it is about the message."""
 _IF = re.compile(r"\b(?:if|whenever) $", re.IGNORECASE)
 """The beginning of a condition under which a failure happens: "it hangs if num_gpus=2"."""
 _GROWN = 1.5
@@ -125,8 +127,11 @@ def not_of_this_run(match: re.Match[str]) -> bool:
     begin = max((end.end() for end in _END.finditer(text, 0, match.start())), default=0)
     stop = _END.search(text, match.end())
     end = stop.start() if stop else len(text)
-    asked = text[begin:end].rstrip().endswith("?") and any(
-        other.search(text[begin:end]) for other in log_signatures.prose_hearsay()[2]
+    sentence = text[begin:end]
+    asked = (
+        sentence.rstrip().endswith("?")
+        and not _RAISED.search(sentence)
+        and any(other.search(sentence) for other in log_signatures.prose_hearsay()[2])
     )
     return asked or _of_others(text[begin : match.start()], text[match.end() : end])
 

@@ -62,6 +62,11 @@ class Works:
     silent: tuple[int, ...] = ()
     diverged: tuple[Late, ...] = ()
 
+    @property
+    def mismatched(self) -> bool:
+        """Whether ranks that diverged waited in collectives with the same number: they called different operations."""
+        return len({late.number for late in self.diverged}) < len(self.diverged)
+
 
 _LAST = "ast enqueued"
 _WORK = (
