@@ -393,7 +393,10 @@ def _memory_of_nobody(log: Log) -> Iterator[str]:
         yield "memory-of-others"
 
 
-_STEP_TIMES = r"\btime:? {0,4}(?P<step>\d[\d.]{0,8}).{0,24}?\bdata(?:_time)?:? {0,4}(?P<data>\d[\d.]{0,8})"
+_STEP_TIMES = (
+    r"\btime:? {0,4}(?P<step>\d[\d.]{0,8}).{0,24}?\bdata(?:[_ ]time)?:? {0,4}(?P<data>\d[\d.]{0,8})",
+    r"\bdata(?:[_ ]time)?:? {0,4}(?P<data>\d[\d.]{0,8}).{0,24}?\b(?:batch|step|iter)?[_ ]?time:? {0,4}(?P<step>\d[\d.]{0,8})",
+)
 """The times that training loops print: of a step, and of the part of it in which the step waits for data."""
 _FIRST_STEP = r"\[ {0,6}[01]/\d{1,9}\]|\biter(?:ation)?:? {0,2}[01]\b|\bstep:? {0,2}[01]\b"
 _INPUT_BOUND = 0.5
@@ -404,7 +407,7 @@ def _input_bound(log: Log) -> bool:
     prints: the median of up to 20 lines. The first step does not count, because it waits for the workers to start."""
     times = [
         (_number(match["step"]), _number(match["data"]))
-        for line, match in log.find(log_pattern(_STEP_TIMES), 20)
+        for line, match in next(filter(None, (log.find(log_pattern(each), 20) for each in _STEP_TIMES)), [])
         if not log_pattern(_FIRST_STEP).search(line.text)
     ]
     shares = sorted(data / step for step, data in times if step > 0)
