@@ -395,7 +395,8 @@ def _memory_of_nobody(log: Log) -> Iterator[str]:
 
 _STEP_TIMES = (
     r"\btime:? {0,4}(?P<step>\d[\d.]{0,8}).{0,24}?\bdata(?:[_ ]time)?:? {0,4}(?P<data>\d[\d.]{0,8})",
-    r"\bdata(?:[_ ]time)?:? {0,4}(?P<data>\d[\d.]{0,8}).{0,24}?\b(?:batch|step|iter)?[_ ]?time:? {0,4}(?P<step>\d[\d.]{0,8})",
+    r"\bdata(?:[_ ]time)?:? {0,4}(?P<data>\d[\d.]{0,8}).{0,24}?"
+    r"\b(?:batch|step|iter)?[_ ]?time:? {0,4}(?P<step>\d[\d.]{0,8})",
 )
 """The times that training loops print: of a step, and of the part of it in which the step waits for data."""
 _FIRST_STEP = r"\[ {0,6}[01]/\d{1,9}\]|\biter(?:ation)?:? {0,2}[01]\b|\bstep:? {0,2}[01]\b"

@@ -372,6 +372,8 @@ def test_the_free_memory_that_tensorflow_prints_shows_other_processes(free: str,
         ("Epoch: [0][10/5005] Time 8.53 ( 9.21) Data 8.31 ( 8.99)", ["dataloader-stalled"]),
         ("Epoch [1][50/7330] time: 2.345, data_time: 2.101, memory: 5012", ["dataloader-stalled"]),
         ("Epoch [1][50/7330] time: 2.345, data_time: 0.101, memory: 5012", []),
+        ("Epoch 3 data time 2.101 (1.9)  batch time 2.345 (2.2)", ["dataloader-stalled"]),
+        ("Epoch 3 data_time: 0.101  time: 2.345", []),
         ("Epoch: [0][0/5005] Time 8.53 ( 8.53) Data 8.31 ( 8.31)", []),
     ],
 )

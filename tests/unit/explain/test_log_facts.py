@@ -288,6 +288,12 @@ def test_ranks_that_wait_in_one_kind_or_in_groups_of_their_own_did_not_diverge(t
     assert explanation_of(text).read.works.diverged == ()
 
 
+def test_ranks_that_called_different_operations_with_the_same_number_mismatch() -> None:
+    text = late(0, 4411, "ALLREDUCE") + late(1, 4411, "ALLREDUCE")
+    assert [match.id for match in explanation_of(text + late(2, 4411, "BROADCAST")).matches] == ["collective-mismatch"]
+    assert [match.id for match in explanation_of(text + late(2, 4410, "BROADCAST")).matches] == ["collective-timeout"]
+
+
 def ranks_of(text: str) -> tuple[str, dict[str, Any]]:
     return " ".join(piped(text).split()), json.loads(piped(text, "--json"))["ranks"]
 

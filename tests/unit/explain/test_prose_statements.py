@@ -22,6 +22,12 @@ def causes(text: str) -> list[str]:
     ("text", "statement"),
     [
         ("while training, the host's RAM slowly fills up", "memory-rises"),
+        ("training got 5x faster after I moved the images to the SSD", "faster-on-other-storage"),
+        ("把数据放到固态硬盘之后快了很多", "faster-on-other-storage"),
+        ("memory went from 8 GB to 20 GB after 500 steps and then it was out of memory", "memory-amounts-until-full"),
+        ("it hangs\nit gets stuck when more than two GPUs are used", "hangs-on-more"),
+        ("illegal memory access\nit happens with any GPU but the first", "only-first-gpu-works"),
+        ("it got stuck\nwhen I set num_workers to 0, it doesn't happen", "works-without-workers"),
         ("it climbs with every epoch, the RSS I mean", "memory-rises"),
         ("VRAM goes up steadily\nduring inference of the model", "memory-rises"),
         ("Hello\rrank 3 never enters\rthe all_reduce\rThanks for any help", "rank-not-there"),
@@ -199,6 +205,11 @@ def test_a_statement_is_read_in_any_order_and_language(text: str, statement: str
 @pytest.mark.parametrize(
     ("text", "statement"),
     [
+        ("I moved the images to the SSD, how long should an epoch take", "faster-on-other-storage"),
+        ("with a batch of 4 GB or 20 GB there is no out of memory", "memory-amounts-until-full"),
+        ("fixed a deadlock when using more than one GPU", "hangs-on-more"),
+        ("the accuracy gets stuck at 96% with more than two GPUs", "hangs-on-more"),
+        ("illegal memory access\nGPU 0 is the default, any device can be chosen", "only-first-gpu-works"),
         ("while training, the RAM does not grow", "memory-rises"),
         ("训练过程中显存没有增加", "memory-rises"),
         ("memory grows during training and then stabilizes", "memory-rises"),
