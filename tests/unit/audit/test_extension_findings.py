@@ -160,6 +160,13 @@ def test_a_library_that_is_not_there(place: tuple[Path, Environment]) -> None:
     assert found(judged) == {"extension-load": "warn"}
 
 
+def test_a_library_in_another_folder_of_the_package_is_not_missing(place: tuple[Path, Environment]) -> None:
+    """As in torchaudio 2.0, whose Python code loads libtorchaudio.so before the modules that need it."""
+    files = kernels("sm_90", needs="libown.so.3")
+    present = held(place, {**files, "own/lib/libown.so.3": extension("own", "sm_90")})
+    assert found(environment_audit.assess("it", present, H20)) == {"extension-untried": "note"}
+
+
 def test_code_that_needs_the_driver_is_not_a_fault_without_one(place: tuple[Path, Environment]) -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
