@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 
 from envbuild.audit.collected_environment import HeldExtension, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding
@@ -56,9 +55,7 @@ def _missing(held: Holdings, required: Mapping[str, Sequence[str]]) -> Iterator[
 
 def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
     """Check that extensions can be loaded. Only an undefined symbol is a defect for certain: a missing library may
-    belong to an optional part of the extension. torchaudio's Python code first loads libraries of its own package that
-    the loader would not find."""
-    own = {PurePosixPath(file.path).name for file in files if file.there}
+    belong to an optional part of the extension."""
     for file in files:
         if file.damaged:
             text = f"{file.path} of {who} is not a shared library, or its device code cannot be read"
@@ -75,8 +72,6 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
         elif "undefined symbol" in file.failure:
             remedy = "build it against this torch and these CUDA libraries, or install a build for them"
             yield Finding("extension-symbol", "defect", text, remedy)
-        elif file.failure.partition(":")[0] in own:
-            yield Finding("extension-untried", "note", f"{text}; {who} contains it, and can load it first", "")
         else:
             yield Finding(
                 "extension-load", "warn", text, "install the missing library, or a build for this environment"

@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable
 
 from envbuild.selftest.harness import forked_work
@@ -27,6 +28,7 @@ from envbuild.selftest.inventory.extension_file_reader import Compiled
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
 _MOST_CRASHES = 3
+_MOST_ATTEMPTS = 6
 # Distributions that are not extensions, but contain the libraries that extensions use. The audit reports CUDA's
 # libraries separately.
 _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
@@ -150,12 +152,26 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
     return work
 
 
+def _load_library(path: str, attempts: int = _MOST_ATTEMPTS) -> ctypes.CDLL:
+    """Load a library. If it needs a library that the loader does not find, but that is in the same folder, load that
+    one first, as the Python code of torchaudio does."""
+    try:
+        return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        missing, _, reason = str(error).partition(": ")
+        neighbour = Path(path).with_name(Path(missing).name)
+        if attempts == 0 or not reason.startswith("cannot open") or not neighbour.is_file():
+            raise
+    _load_library(str(neighbour), attempts - 1)
+    return _load_library(path, attempts - 1)
+
+
 def _one(item: ExtensionFile) -> None:
     """Load a file with all symbols resolved.
 
     If the file is a Python module, also import it as a module, but without importing the package that contains it.
     """
-    handle = ctypes.CDLL(item.real, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    handle = _load_library(item.real)
     name = item.file.module if item.file else None
     if name and hasattr(handle, f"PyInit_{name.rpartition('.')[2]}"):
         loader = importlib.machinery.ExtensionFileLoader(name, item.real)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selftest.environments import Environment, extension, good, virtual
+from selftest.environments import Environment, built, extension, good, virtual
 from selftest.reading import environment
 
 from envbuild.audit import collected_environment, environment_audit
@@ -160,11 +160,15 @@ def test_a_library_that_is_not_there(place: tuple[Path, Environment]) -> None:
     assert found(judged) == {"extension-load": "warn"}
 
 
-def test_a_library_in_another_folder_of_the_package_is_not_missing(place: tuple[Path, Environment]) -> None:
+def test_a_library_of_the_package_that_it_loads_first_is_not_missing(place: tuple[Path, Environment]) -> None:
     """As in torchaudio 2.0, whose Python code loads libtorchaudio.so before the modules that need it."""
-    files = kernels("sm_90", needs="libown.so.3")
-    present = held(place, {**files, "own/lib/libown.so.3": extension("own", "sm_90")})
-    assert found(environment_audit.assess("it", present, H20)) == {"extension-untried": "note"}
+    following = built("", "libnext.so", linked={})
+    own = built("", "libown.so", "-l:libnext.so", linked={"libnext.so": following})
+    files = {**kernels("sm_90", needs="libown.so"), "libown.so": own}
+    present = held(place, {**files, "libnext.so": following})
+    assert found(environment_audit.assess("it", present, H20)) == {}
+    (place[1].site / "libnext.so").unlink()
+    assert found(environment_audit.assess("it", held(place, files), H20)) == {"extension-load": "warn"}
 
 
 def test_code_that_needs_the_driver_is_not_a_fault_without_one(place: tuple[Path, Environment]) -> None:
