@@ -282,10 +282,10 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
 
 
 def _distributions(held: Holdings, wanted: Expected) -> Iterator[Finding]:
-    kept = {version for _, version in libraries_to_keep(held, held_situation(held, wanted), wanted)}
+    kept = dict(libraries_to_keep(held, held_situation(held, wanted), wanted))
     for finding in library_and_distribution_findings.distribution_findings(held):
         unmet = finding.id == "requirement-unmet" and finding.message.startswith("torch requires ")
-        if unmet and finding.versions[0].found in kept:
+        if unmet and database.library_of(canonicalize_name(finding.versions[0].name)) in kept:
             text = "keep the installed version: the required one has a known fault here"
             yield replace(finding, remedy=f"{text}; envbuild fix changes what torch requires")
         else:
