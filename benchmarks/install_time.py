@@ -138,7 +138,7 @@ def measured(profile: str, runs: int, folder: Path) -> tuple[dict[str, list[Cost
 
 def cost(argv: list[str]) -> Cost:
     """Return the seconds that a command takes, and its CPU seconds with those of its children."""
-    os.sync()  # else a command waits for the files that the one before it wrote
+    os.sync()  # otherwise the command also waits for the writes of the one before it
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     taken, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
-from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, Copy, Holdings
+from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, LD_PRELOAD, Copy, Holdings
 from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity, VersionMismatch
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation
@@ -259,7 +259,7 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     found = [
         *_torch(held, wanted),
         *library_and_distribution_findings.cuda_library_findings(held),
-        *_distributions(held, wanted),
+        *_distribution_findings(held, wanted),
         *file_findings.file_findings(
             held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)
         ),
@@ -281,13 +281,14 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     )
 
 
-def _distributions(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+def _distribution_findings(held: Holdings, wanted: Expected) -> Iterator[Finding]:
     kept = dict(libraries_to_keep(held, held_situation(held, wanted), wanted))
     for finding in library_and_distribution_findings.distribution_findings(held):
         unmet = finding.id == "requirement-unmet" and finding.message.startswith("torch requires ")
         if unmet and database.library_of(canonicalize_name(finding.versions[0].name)) in kept:
             text = "keep the installed version: the required one has a known fault here"
-            yield replace(finding, remedy=f"{text}; envbuild fix changes what torch requires")
+            more = "" if wanted.image else "; envbuild fix changes what torch requires, except in a Poetry project"
+            yield replace(finding, remedy=f"{text}{more}")
         else:
             yield finding
 
@@ -452,8 +453,9 @@ def held_situation(held: Holdings, wanted: Expected) -> Situation:
 
 
 def libraries_to_keep(held: Holdings, now: Situation, wanted: Expected) -> Iterator[tuple[str, str]]:
-    """Yield (library, installed version) for each library whose installed version contradicts the exact one that torch
-    requires, if that one has a fault of severity `refuse` here: the next installation would bring it back."""
+    """Yield (library, installed version) for each library whose installed version differs from the one that torch
+    requires exactly, if the required version has a fault of severity `refuse` here. The next installation of a package
+    that requires torch would bring that version back."""
     for owner, item in library_and_distribution_findings.held_requirements(held):
         name = canonicalize_name(item.name)
         library, present = database.library_of(name), held.installed.get(name)
@@ -485,24 +487,29 @@ def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapp
 def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> str:
     """Return an advisory's fix, with the commands that install the fixed versions. A library is left out if the facts
     do not name its distribution. If the installed version of a library has no fault, but a different file is loaded,
-    the fix is to remove that file from the search path."""
+    the fix is about that file. A version with another fault of severity `refuse` here is not installed."""
     written = advisory_remedy.written(advisory.change, now)
     cuda = written.get("cuda") or now.cuda or ""
-    pins, shadows = list[str](), list[str]()
+    pins, more = list[str](), list[str]()
     for name, version in written.get("pins", {}).items():
         distribution, loaded = database.distribution_of(name, cuda), held.loaded(name)
         present = held.installed.get(distribution or "")
         if loaded and loaded.record is None and present and present in advisory.change.pins[name]:
-            remedy = library_and_distribution_findings.remedy_of_a_shadow(loaded)
-            shadows.append(f"{distribution} {present} has no such fault, but {loaded.path} is loaded instead: {remedy}")
-        elif distribution and not _is_refused(name, version, now):
+            by_variable = {LD_PATH, LD_PRELOAD} & set(loaded.ways)
+            remedy = f"reinstall {distribution}"
+            if by_variable or library_and_distribution_findings.shadowed_copy(loaded, held):
+                remedy = library_and_distribution_findings.remedy_of_a_shadow(loaded)
+            more.append(f"{distribution} {present} has no such fault, but {loaded.path} is loaded instead: {remedy}")
+        elif distribution and _is_refused(name, version, now):
+            more.append(f"not {distribution}=={version}, which has another known fault here")
+        elif distribution:
             pins.append(f"{distribution}=={version}")
     whole = [*([f"torch=={written['torch']}"] if "torch" in written else []), *written.get("packages", ())]
     # --no-deps: torch's own metadata may require another version of a library
     words = [*([whole] if whole else []), *([["--no-deps", *pins]] if pins else [])]
     env = written.get("env", {})
     commands = [install(held, image, *words, env=env)] if words or env else []
-    return "; ".join([advisory.remedy, *shadows, *commands])
+    return "; ".join([advisory.remedy, *more, *commands])
 
 
 def _is_refused(library: str, version: str, now: Situation) -> bool:

@@ -87,10 +87,16 @@ def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
         mismatch = VersionMismatch(copy.library, copy.reported, copy.version)
         remedy = "find the libraries that were mixed, and reinstall them"
         yield Finding("version-disagrees", "defect", text, remedy, (mismatch,))
-    rightful = next((c for c in held.libraries if c.library == copy.library and c.record and not c.loaded), None)
-    if copy.loaded and rightful and copy.record is None and not (SITE in copy.ways and copy.in_packages):
+    if rightful := shadowed_copy(copy, held):
         text = f"{copy} is loaded{_by(copy)} instead of {rightful.path} ({rightful.owner})"
         yield Finding("shadowed", "defect", text, remedy_of_a_shadow(copy))
+
+
+def shadowed_copy(copy: Copy, held: Holdings) -> Copy | None:
+    """The intact copy of a distribution that torch does not load because it loads this copy, which belongs to none."""
+    if not copy.loaded or copy.record is not None or (SITE in copy.ways and copy.in_packages):
+        return None
+    return next((c for c in held.libraries if c.library == copy.library and c.record and not c.loaded), None)
 
 
 def agree(version: str, reported: str) -> bool:
@@ -112,7 +118,7 @@ def remedy_of_a_shadow(copy: Copy) -> str:
 def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
     """Report a library with several copies. The finding is a warning if more than one copy is in a package folder or on
     LD_LIBRARY_PATH or LD_PRELOAD, else a note."""
-    # another file name, such as libcudart.so.13 of the system instead of .so.12, is not loaded in its place
+    # the loader never takes a copy with another file name, such as the system's libcudart.so.13 for libcudart.so.12
     own = {copy.soname or copy.name for copy in copies if copy.loaded or copy.in_packages}
     copies = [copy for copy in copies if not own or (copy.soname or copy.name) in own]
     kinds = [copy.library for copy in copies]

@@ -182,7 +182,7 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         notes=(*document.notes, *outdated),
     )
     try:
-        run: str | TestRun = "the variables below must be set first"
+        run: str | TestRun = "the variables of the fix must be set first"
         if not plan.by_user:
             repair_run.require_loaded(plan, after)
             run = repair_run.run_probes(plan, after)
@@ -262,7 +262,9 @@ def _undo(python: str | None, as_json: bool) -> None:
         emit(repair_output.UndoneRepair(str(found), "undone", names, undone.project, undone.left))
         return
     restored = ", ".join((*names, *undone.project))
-    click.echo(printable(f"Restored: {restored}" if names else "No distribution was changed by the repair."))
+    click.echo(
+        printable(f"Restored: {restored}" if restored else "The repair changed no distribution and no project file.")
+    )
     for file in undone.left:
         click.echo(printable(f"Not restored, because it was changed after --apply: {file}"))
 

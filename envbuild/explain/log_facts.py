@@ -411,7 +411,7 @@ def _input_bound(log: Log) -> bool:
         for line, match in next(filter(None, (log.find(log_pattern(each), 20) for each in _STEP_TIMES)), [])
         if not log_pattern(_FIRST_STEP).search(line.text)
     ]
-    shares = sorted(data / step for step, data in times if step > 0)
+    shares = sorted(data / step for step, data in times if 0 < data <= step)  # the wait is a part of the step
     return bool(shares) and shares[len(shares) // 2] >= _INPUT_BOUND
 
 

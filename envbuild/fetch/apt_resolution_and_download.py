@@ -134,11 +134,11 @@ def _resolve(
     # `?essential` matches only the essential packages; apt adds their dependencies.
     wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
     arguments = ["install", "--yes", "--no-install-recommends", "--print-uris", *wanted]
-    releases = _releases(archives, components)
-    rows = apt_result_cache.load_rows([releases, arguments]) if releases else None
+    inputs = _inputs_by_releases(archives, components)
+    rows = apt_result_cache.load_rows([inputs, arguments]) if inputs else None
     if rows is not None:
         return tuple(Deb(*row) for row in rows)
-    config, releases = _package_lists(archives, components)
+    config, inputs = _package_lists(archives, components)
     # Docker's Debian images switch this cache off too. With it, apt reads the package lists only once in a process.
     done = _apt("--option", f"Dir::Cache::pkgcache={config.parent}/pkgcache.bin", *arguments, config=config)
     if done.code and disk_space.is_none(config.parent):
@@ -146,14 +146,14 @@ def _resolve(
     if done.code:
         raise _not_resolved(suite, done.stderr, components)
     found = sorted((_deb(line) for line in done.stdout.splitlines() if line.startswith("'")), key=lambda deb: deb.name)
-    if releases:
-        apt_result_cache.save_rows([releases, arguments], [astuple(deb) for deb in found])
+    if inputs:
+        apt_result_cache.save_rows([inputs, arguments], [astuple(deb) for deb in found])
     return tuple(found)
 
 
 @thread_safe_cache
-def _releases(archives: Sequence[AptArchive], components: Sequence[str]) -> list[str]:
-    """Fetch only the archives' Release files, and return what `_result_inputs` does."""
+def _inputs_by_releases(archives: Sequence[AptArchive], components: Sequence[str]) -> list[str]:
+    """Fetch only the archives' Release files, and return the inputs of the cached result (see `_result_inputs`)."""
     with temporary_files.folder("apt") as state:
         config = _configure(state, archives, components)
         _update(config, *_RELEASES_ONLY)
@@ -174,15 +174,16 @@ def _package_lists(archives: Sequence[AptArchive], components: Sequence[str]) ->
 
 
 def _all_written(lists: Path, components: Sequence[str]) -> bool:
-    """Whether each package list has the hash in its Release file. On a full disk, apt may exit with 0 without some."""
+    """Whether each package list has the hash in its Release file. On a full disk, apt may exit with 0 without some.
+    False also for an archive that states only the hashes of compressed lists."""
     for release in lists.glob("*Release"):
         text, prefix = release.read_text(encoding="utf-8", errors="replace"), re.sub("(In)?Release$", "", release.name)
         for component in components:
-            named = re.search(
-                rf"^ ([0-9a-f]{{64}}) +[1-9]\d* +{re.escape(component)}/binary-amd64/Packages$", text, re.M
-            )
+            path = rf"{re.escape(component)}/binary-amd64/Packages"
+            listed = re.search(rf"^ [0-9a-f]{{64}} +[1-9]\d* +{path}", text, re.M)
+            named = re.search(rf"^ ([0-9a-f]{{64}}) +[1-9]\d* +{path}$", text, re.M)
             file = lists / f"{prefix}{component.replace('/', '_')}_binary-amd64_Packages"
-            if named and not (file.is_file() and file_digest(file) == named[1]):
+            if listed and not (named and file.is_file() and file_digest(file) == named[1]):
                 return False
     return True
 
@@ -201,6 +202,7 @@ def _result_inputs(config: Path, archives: Sequence[AptArchive], components: Seq
     releases = sorted((config.parent / "lists").glob("*Release"))
     return [
         *(f"{file.name} {file_digest(file)}" for file in releases),
+        # without a password, which could be guessed from a hash
         *(f"{url_redaction.redact_url(archive.root)} {archive.suite}" for archive in archives),
         *components,
         _apt("--version").stdout,

@@ -215,14 +215,14 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
 
 
 def _changed_distributions(content: Backup, differs: Callable[[KeptFile], bool]) -> dict[str, list[KeptFile]]:
-    """The distributions with a changed file. NVIDIA's wheels share files, such as nvidia/__init__.py: a shared file
-    counts for the distributions with other changed files, or for all that share it if none has any."""
+    """The distributions with a changed file. NVIDIA's wheels share files, such as nvidia/__init__.py: a changed file
+    that several own counts only for owners with a changed file of their own, or for all if none has one."""
     owners = Counter(file.number for info, files in content.files.items() if info for file in files)
-    found = {info: [file for file in files if differs(file)] for info, files in content.files.items() if info}
-    named = {info for info, files in found.items() if any(owners[file.number] == 1 for file in files)}
-    explained = {file.number for info in named for file in found[info]}
-    named |= {info for info, files in found.items() if any(file.number not in explained for file in files)}
-    return {info: content.files[info] for info in content.files if info in named}
+    changed = {info: [file for file in files if differs(file)] for info, files in content.files.items() if info}
+    names = {info for info, files in changed.items() if any(owners[file.number] == 1 for file in files)}
+    counted = {file.number for info in names for file in changed[info]}
+    names |= {info for info, files in changed.items() if any(file.number not in counted for file in files)}
+    return {info: content.files[info] for info in content.files if info in names}
 
 
 def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:

@@ -221,14 +221,15 @@ def _found(diagnosis: Diagnosis, option: str) -> Iterator[str]:
     for ident, text in diagnosis.problems:
         yield f"Found: {ident}: {text}"
     for advisory in diagnosis.absent:
-        fixed = "the versions that are installed now do not have this fault"
-        text = fixed if advisory.id in diagnosis.absent_by_version else "the packages or the GPU here do not match"
+        by_version = advisory.id in diagnosis.absent_by_version
+        versions = "the versions that are installed now do not have this fault"
+        text = versions if by_version else "the packages or the GPU here do not match"
         elsewhere = f"if the job ran elsewhere, say where with {option}"
-        if advisory.id in diagnosis.absent_by_version and set(advisory.change.pins) & set(database.libraries()):
+        if by_version and set(advisory.change.pins) & set(database.libraries()):
             elsewhere += (
-                "; if it ran here, LD_LIBRARY_PATH or LD_PRELOAD may lead to an old copy in the job script: run "
+                "; if it ran here, LD_LIBRARY_PATH or LD_PRELOAD of the job script may select an old copy: run "
+                "envbuild audit in that script"
             )
-            elsewhere += "envbuild audit in that script"
         yield f"Ruled out here: {advisory.id}, which the log shows; {text}: {elsewhere}"
     for note in diagnosis.notes:
         yield f"Note: {note}"

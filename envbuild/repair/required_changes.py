@@ -197,8 +197,7 @@ def _is_excluded(cause: str, situation: Situation, held: Holdings, changes: Chan
     if cause == TORCH_WITHOUT_CUDA:
         return changes.torch is not None or bool(held.torch and held.torch.cuda)
     if cause == UNRELATED_APEX:
-        # what remains to do is a row of its own
-        return "apex" in changes.uninstall or "apex" not in held.installed
+        return not _has_nvidias_apex(held)  # the remaining step has its own row
     if cause == DRIVER_TOO_OLD:
         known = situation.driver and situation.cuda
         return bool(known) and database.driver_runs(str(situation.cuda), str(situation.driver))
@@ -208,7 +207,7 @@ def _is_excluded(cause: str, situation: Situation, held: Holdings, changes: Chan
 def _contradicted(general: Sequence[SignatureMatch], now: Situation, held: Holdings) -> Iterator[str]:
     """Yield a note for each cause in the log that the environment contradicts."""
     for match in general:
-        if _is_excluded(match.id, now, held, Changes()):
+        if match.id != UNRELATED_APEX and _is_excluded(match.id, now, held, Changes()):
             yield (
                 f"the log shows {match.id}, but torch {now.torch} for CUDA {now.cuda} is installed now: no action is "
                 "needed unless the job ran in a different environment, or fails again"
@@ -224,7 +223,7 @@ def _cannot_apply(advisory: Advisory, now: Situation, held: Holdings) -> bool:
 
 def _any_versions(situation: Situation) -> Situation:
     """The situation without versions, which are then unknown."""
-    return replace(situation, torch=None, driver=None, libraries={}, distributions={})
+    return replace(situation, torch=None, cuda=None, driver=None, libraries={}, distributions={})
 
 
 def _version_changes(
@@ -254,8 +253,8 @@ def _version_changes(
     own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
     bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):
-        arising = [*_refused(after, wanted), *(_arising(now, after) if torch else ())]
-        todo += [item for item in arising if item not in todo]
+        todo += [item for item in _refused(after, wanted) if item not in todo]
+        todo += [item for item in (_arising(now, after, wanted) if torch else ()) if item not in (*todo, *acted)]
         if not todo:
             break
         acted += [item for item in todo if item not in acted]
@@ -318,11 +317,12 @@ def _refused(situation: Situation, wanted: Expected) -> list[Advisory]:
     return [advisory for advisory in matching if advisory.severity == "refuse" and advisory.id not in wanted.accepted]
 
 
-def _arising(now: Situation, after: Situation) -> list[Advisory]:
+def _arising(now: Situation, after: Situation, wanted: Expected) -> list[Advisory]:
     """The warnings that apply only after a change, and that other versions of packages fix, such as NumPy 2 with an old
-    torch."""
-    found = (one for one in database.matching(after) if one.severity == "warn" and not one.holds(now))
-    return [one for one in found if one.change.pins and not set(one.change.pins) & set(database.libraries())]
+    torch. Warnings that the profile accepts are left out."""
+    new = [one for one in database.matching(after) if one.id not in wanted.accepted and not one.holds(now)]
+    by_package = (one for one in new if one.change.pins and not set(one.change.pins) & set(database.libraries()))
+    return [one for one in by_package if one.severity == "warn"]
 
 
 def _is_fixed(advisory: Advisory, changes: Changes, now: Situation, after: Situation) -> bool:
@@ -605,8 +605,7 @@ def _by_hand(audited: Audit, found: Explanation | None, changes: Changes) -> Ite
         if finding.severity == "defect" and finding.id not in known and not _is_covered(finding, audited, changes):
             yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
     dependents = _dependents("apex", audited.held)
-    lacking = "apex" in changes.uninstall or "apex" not in audited.held.installed
-    if lacking and (dependents or _uses_apex(found)):
+    if ("apex" in changes.uninstall and dependents) or (_uses_apex(found) and not _has_nvidias_apex(audited.held)):
         needed = "the log shows that the program uses it"
         if dependents:
             needed = library_and_distribution_findings.requirement_clause(dependents, "it")
@@ -615,7 +614,9 @@ def _by_hand(audited: Audit, found: Explanation | None, changes: Changes) -> Ite
 
 def _driver_without_release(now: Situation, changes: Changes) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) if the driver does not run the CUDA of torch, nor that of any release for these GPUs."""
-    if changes.torch or not (now.gpus and now.driver and now.cuda) or database.driver_runs(now.cuda, now.driver):
+    if changes.torch or "cuda-compat" in now.environment or not (now.gpus and now.driver and now.cuda):
+        return
+    if database.driver_runs(now.cuda, now.driver):
         return
     releases = database.torch_releases().values()
     fits = (one for one in releases if all(one.kernels(gpu.compute_capability) for gpu in now.gpus))
@@ -720,8 +721,12 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"{wanted} and {overwriting} contain the same files, and {required}: each installation of {overwriting} "
             "overwrites the files that torch requires; action needed: use two environments"
         )
-    solved = any(
-        item.id in ("shadowed", "loaded-twice") and _is_covered(item, audited, changes) for item in audited.findings
+    covered = [item for item in audited.findings if item.id in ("shadowed", "loaded-twice")]
+    covered = [item for item in covered if _is_covered(item, audited, changes)]
+    solved = tuple(  # the beginnings of warnings about libraries of which the changes leave one copy
+        f"{library_and_distribution_findings.NAMES[copy.group]} is installed "
+        for copy in held.libraries
+        if any(str(copy) in item.message for item in covered)
     )
     for finding in audited.findings:
         if finding.id == "requirement-unmet" and finding.message.startswith(tuple(f"{name} " for name in removed)):
@@ -730,7 +735,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             if any(finding.message.startswith(f"torch requires {name}=") for name in kept):
                 continue
             yield f"{finding.id}: {finding.message}{_MAY_REVERT}"
-        elif finding.severity == "warn" and not (solved and finding.id == "several-copies"):
+        elif finding.severity == "warn" and not finding.message.startswith(solved):
             action = f"only if this affects your program: {_with_own_pip(finding.remedy, held)}"
             yield f"{finding.id}: {finding.message}; {action if finding.remedy else 'no action is known'}"
         elif finding.severity == "note" and finding.message.startswith("on "):

@@ -28,7 +28,8 @@ from envbuild.selftest.inventory.extension_file_reader import Compiled
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
 _MOST_CRASHES = 3
-_MOST_ATTEMPTS = 6
+LOADED_FIRST = "loaded after "
+"""The beginning of the text about an extension that could be loaded only after other libraries of its folder."""
 # Distributions that are not extensions, but contain the libraries that extensions use. The audit reports CUDA's
 # libraries separately.
 _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
@@ -143,7 +144,10 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
         for index, item in enumerate(files):
             tell("at", index)
             try:
-                _one(item)
+                first = _one(item)
+                if first:
+                    failed[item.real] = f"{LOADED_FIRST}{', '.join(first)}"
+                    tell("failed", failed)
             except Exception as error:
                 said = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 failed[item.real] = said.removeprefix(f"{item.real}: ")[:500]
@@ -152,29 +156,37 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
     return work
 
 
-def _load_library(path: str, attempts: int = _MOST_ATTEMPTS) -> ctypes.CDLL:
-    """Load a library. If it needs a library that the loader does not find, but that is in the same folder, load that
-    one first, as the Python code of torchaudio does."""
-    try:
-        return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    except OSError as error:
-        missing, _, reason = str(error).partition(": ")
-        neighbour = Path(path).with_name(Path(missing).name)
-        if attempts == 0 or not reason.startswith("cannot open") or not neighbour.is_file():
-            raise
-    _load_library(str(neighbour), attempts - 1)
-    return _load_library(path, attempts - 1)
+def _load_library(path: str) -> tuple[ctypes.CDLL, list[str]]:
+    """Load a library. If it needs libraries that the loader does not find, but that are in the same folder, load those
+    first, as the Python code of torchaudio does. Return the library and the names of those libraries."""
+    first: list[str] = []
+    todo = [path]
+    while True:
+        try:
+            library = ctypes.CDLL(todo[-1], mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        except OSError as error:
+            missing, _, reason = str(error).partition(": ")
+            neighbour = Path(path).with_name(Path(missing).name)
+            if not reason.startswith("cannot open") or str(neighbour) in todo or not neighbour.is_file():
+                raise
+            todo.append(str(neighbour))
+            continue
+        loaded = todo.pop()
+        if loaded == path:
+            return library, first
+        first.append(Path(loaded).name)
 
 
-def _one(item: ExtensionFile) -> None:
-    """Load a file with all symbols resolved.
+def _one(item: ExtensionFile) -> list[str]:
+    """Load a file with all symbols resolved. Return the names of the libraries that had to be loaded before it.
 
     If the file is a Python module, also import it as a module, but without importing the package that contains it.
     """
-    handle = _load_library(item.real)
+    handle, first = _load_library(item.real)
     name = item.file.module if item.file else None
     if name and hasattr(handle, f"PyInit_{name.rpartition('.')[2]}"):
         loader = importlib.machinery.ExtensionFileLoader(name, item.real)
         spec = importlib.util.spec_from_loader(name, loader)
         assert spec is not None
         loader.exec_module(importlib.util.module_from_spec(spec))
+    return first

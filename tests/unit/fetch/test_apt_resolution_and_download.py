@@ -363,7 +363,7 @@ def test_the_cache_contains_no_password(host_apt: Apt) -> None:
     configure(debian_mirror="http://user:secret@m.example/debian")
     host_apt.settings += 'Acquire::http::Proxy "http://user:secret@proxy.example";\n'
     archives = tuple(apt_resolution_and_download.apt_archives("bookworm"))
-    assert "secret" not in "".join(apt_resolution_and_download._releases(archives, ("main",)))
+    assert "secret" not in "".join(apt_resolution_and_download._inputs_by_releases(archives, ("main",)))
     resolve_in_new_process("less")
     (file,) = user_folders.cache_folder(apt_result_cache.FOLDER).iterdir()
     assert b"secret" not in file.read_bytes()
