@@ -374,12 +374,15 @@ def _markdown(section: Section) -> Iterator[str]:
             yield from ("", "```text", *(line.replace("```", "'''") for line in quoted), "```")
 
 
-_MOST_OF_PATH = 30  # characters of a path in front of a quoted line
+_MOST_OF_PATH = 30  # characters of a path in front of a long quoted line
 
 
 def _quoted(line: Line) -> str:
-    file = line.file if len(line.file) <= _MOST_OF_PATH else f"...{line.file[-_MOST_OF_PATH:]}"
-    return cut(f"{file}{':' if file else ''}{line.number:>6}: {safe_line(line.text)}")
+    place, text = f"{':' if line.file else ''}{line.number:>6}: ", safe_line(line.text)
+    file = line.file
+    if len(file) > _MOST_OF_PATH and display_width(f"{file}{place}{text}") > COLUMNS:
+        file = f"...{file[-_MOST_OF_PATH:]}"
+    return cut(f"{file}{place}{text}")
 
 
 def _wrapped(head: str, text: str) -> list[str]:

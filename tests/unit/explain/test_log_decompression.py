@@ -37,7 +37,7 @@ def test_several_files_are_one_run(tmp_path: Path) -> None:
         "the one names the card, the other the crash"
     )
     assert match["lines"] == [{"file": names[1], "line": 2, "text": "Floating point exception (core dumped)"}]
-    assert f"{names[1]}:" in envbuild("explain", *names).stdout
+    assert f"{names[1][-30:]}:" in envbuild("explain", *names).stdout
     of_folder, of_files = (
         json.loads(envbuild("explain", "--json", *given).stdout) for given in ([str(tmp_path)], names)
     )
