@@ -8,7 +8,7 @@ from envbuild.audit.collected_environment import HeldExtension, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.facts import torch_cuda_arch_list_parser
 from envbuild.facts.gpu_fact_types import Gpu
-from envbuild.selftest.inventory.compiled_extension_list_and_load_test import LOADED_FIRST
+from envbuild.selftest.inventory import extension_file_reader
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
 _MOST = 8  # maximum number of files in a message
@@ -67,7 +67,7 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
         if not file.tried:
             text = f"loading {file.path} of {who} was not tried: {file.failure}"
             yield Finding("extension-untried", "note", text, "")
-        elif file.failure.startswith(LOADED_FIRST):
+        elif file.failure.startswith(extension_file_reader.LOADED_AFTER):
             text = f"{file.path} of {who} was {file.failure} of the same folder, which the loader does not find"
             remedy = "none, if importing the package loads them, as torchaudio does"
             yield Finding("extension-load", "note", text, remedy)

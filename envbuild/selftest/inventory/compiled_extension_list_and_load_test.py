@@ -28,8 +28,6 @@ from envbuild.selftest.inventory.extension_file_reader import Compiled
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
 _MOST_CRASHES = 3
-LOADED_FIRST = "loaded after "
-"""The beginning of the text about an extension that could be loaded only after other libraries of its folder."""
 # Distributions that are not extensions, but contain the libraries that extensions use. The audit reports CUDA's
 # libraries separately.
 _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
@@ -146,7 +144,7 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
             try:
                 first = _one(item)
                 if first:
-                    failed[item.real] = f"{LOADED_FIRST}{', '.join(first)}"
+                    failed[item.real] = f"{extension_file_reader.LOADED_AFTER}{', '.join(first)}"
                     tell("failed", failed)
             except Exception as error:
                 said = (str(error).strip().splitlines() or [type(error).__name__])[0]

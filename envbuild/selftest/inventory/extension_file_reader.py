@@ -16,6 +16,9 @@ _PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LIBRARY = re.compile(r"lib[^/]*\.so[0-9.]*")
 _TORCH = re.compile(r"lib(torch|c10)[A-Za-z0-9_]*\.so")
 
+LOADED_AFTER = "loaded after "
+"""The beginning of the text about an extension that could be loaded only after other libraries of its folder."""
+
 
 @dataclass(frozen=True)
 class Compiled:
