@@ -259,7 +259,7 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     found = [
         *_torch(held, wanted),
         *library_and_distribution_findings.cuda_library_findings(held),
-        *_distribution_findings(held, wanted),
+        *library_and_distribution_findings.distribution_findings(held, _libraries_with_remedies(held, wanted)),
         *file_findings.file_findings(
             held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)
         ),
@@ -281,16 +281,11 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     )
 
 
-def _distribution_findings(held: Holdings, wanted: Expected) -> Iterator[Finding]:
-    kept = dict(libraries_to_keep(held, held_situation(held, wanted), wanted))
-    for finding in library_and_distribution_findings.distribution_findings(held):
-        unmet = finding.id == "requirement-unmet" and finding.message.startswith("torch requires ")
-        if unmet and database.library_of(canonicalize_name(finding.versions[0].name)) in kept:
-            text = "keep the installed version: the required one has a known fault here"
-            more = "" if wanted.image else "; envbuild fix changes what torch requires, except in a Poetry project"
-            yield replace(finding, remedy=f"{text}{more}")
-        else:
-            yield finding
+def _libraries_with_remedies(held: Holdings, wanted: Expected) -> dict[str, str]:
+    """Library -> remedy for the requirement of torch that the installed version contradicts, for libraries_to_keep."""
+    text = "keep the installed version: the required one has a known fault here"
+    more = "" if wanted.image else "; envbuild fix changes what torch requires, except in a Poetry project"
+    return {name: f"{text}{more}" for name, _ in libraries_to_keep(held, held_situation(held, wanted), wanted)}
 
 
 def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:

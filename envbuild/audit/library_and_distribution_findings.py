@@ -266,8 +266,9 @@ def _cublas_first(held: Holdings) -> Iterator[Finding]:
         yield Finding("cublas-alone", "warn", text, "reinstall cuBLAS, and keep one copy of it")
 
 
-def distribution_findings(held: Holdings) -> Iterator[Finding]:
-    """Yield findings about duplicate distributions, and unmet requirements as reported by `pip check`."""
+def distribution_findings(held: Holdings, keep: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield findings about duplicate distributions, and unmet requirements as reported by `pip check`. `keep`: library
+    -> remedy, for each library whose installed version should stay although torch requires a different one."""
     places: dict[str, dict[str, list[str]]] = {}
     for item in held.distributions:
         places.setdefault(item.name, {}).setdefault(item.folder, []).append(item.version)
@@ -284,12 +285,11 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
                 f"{name} is in several folders, {', '.join(first)}: Python imports the first, in {next(iter(folders))}"
             )
             yield Finding("shadowed-distribution", "note", text, "keep one of them")
-    yield from _requirements(held)
+    yield from _requirements(held, keep)
 
 
-def _requirements(held: Holdings) -> Iterator[Finding]:
+def _requirements(held: Holdings, keep: Mapping[str, str]) -> Iterator[Finding]:
     installed = held.installed
-    remedy = "install the required version, or override the requirement"
     unmet = []
     for name, wanted in held_requirements(held):
         if not _met(wanted, installed):
@@ -297,6 +297,8 @@ def _requirements(held: Holdings) -> Iterator[Finding]:
             state = f"installed is {version}" if version else "it is not installed"
             mismatch = VersionMismatch(wanted.name, version, str(wanted.specifier))
             text = f"{name} requires {wanted}, but {state}"
+            kept = keep.get(database.library_of(canonicalize_name(wanted.name)) or "") if name == "torch" else None
+            remedy = kept or "install the required version, or override the requirement"
             unmet.append(Finding("requirement-unmet", "warn", text, remedy, (mismatch,)))
     yield from list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]
 

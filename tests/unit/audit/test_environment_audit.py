@@ -706,7 +706,7 @@ def test_hostile_requirements_end_soon() -> None:
         "x>=" + "1." * 2000,
     ]
     rows = [{"name": f"n{n}", "version": "x y z", "folder": "/", "requires": texts} for n in range(20)]
-    list(library_and_distribution_findings.distribution_findings(holding(distributions=rows)))
+    list(library_and_distribution_findings.distribution_findings(holding(distributions=rows), {}))
 
 
 # the runner without a container
