@@ -106,8 +106,8 @@ def command(
 def _line_for_driver(plan: RepairPlan, profile: str | None) -> str | None:
     """If the driver is too old for the installed torch, return the commands that install a profile for the same GPU
     (such as h20-cu12 for h20) that supports the driver. Return None otherwise, and if a profile is invalid."""
+    from envbuild.facts.log_signatures import DRIVER_TOO_OLD
     from envbuild.profile import profile_and_lock_name_lookup
-    from envbuild.repair.required_changes import DRIVER_TOO_OLD
     from envbuild.resolve import cuda_line_lookup
 
     driver = plan.diagnosis.driver

@@ -21,6 +21,7 @@ from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Situation
 from envbuild.facts.gpu_fact_types import UNLISTED
+from envbuild.facts.log_signatures import FIXED_BY_PACKAGES
 from envbuild.resolve import advisory_remedy
 from envbuild.util.errors import some
 
@@ -169,7 +170,8 @@ def _sets_variable(match: SignatureMatch) -> bool:
 def _changes_packages(match: SignatureMatch) -> bool:
     """Whether `envbuild fix` changes packages. A fault that LD_LIBRARY_PATH causes is fixed by this variable alone."""
     by_variable = match.advisory and match.advisory.by_library_path
-    return not by_variable and bool({"torch", "pins", "packages"} & match.write.keys())
+    changed = bool({"torch", "pins", "packages"} & match.write.keys())
+    return not by_variable and (changed or match.id in FIXED_BY_PACKAGES)
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from envbuild.explain.rank_failure_and_last_collectives import Works
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import log_signatures
 from envbuild.facts.advisory_model import Change
-from envbuild.facts.log_signatures import EvidenceName
+from envbuild.facts.log_signatures import FIXED_BY_PACKAGES, EvidenceName
 from envbuild.util.json_output_types import AdvisoryRow
 
 
@@ -45,10 +45,9 @@ class CauseRow:
     """A cause. `advisory`: its id, null for a cause that does not depend on a version. `change`: the versions that fix
     it, as bounds, and the variables; `profile_change`: the same change as keys and values of a profile. `profile`: the
     name of the profile that the commands contain; if it is null, they contain NAME instead. `fix_command`: the command
-    that shows how to fix the active environment, with LOG for a log from standard input; null for a possible cause, for
-    a cause without an advisory, and for an advisory that neither other versions nor a variable fix. `command`: tests
-    the fix. `missing_facts`: facts that the log lacks and on which the diagnosis depends, each with the command that
-    shows it."""
+    that shows how to fix the active environment, with LOG for a log from standard input; null for a possible cause, and
+    if `envbuild fix` cannot fix the cause. `command`: tests the fix. `missing_facts`: facts that the log lacks and on
+    which the diagnosis depends, each with the command that shows it."""
 
     id: str
     advisory: str | None
@@ -177,11 +176,11 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
 
 
 def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
-    """Returns the command that shows how to fix the active environment; None if the cause has no advisory, or if
-    neither other versions nor a variable fix it. LOG in the command stands for a log that was read from a pipe."""
-    if match.advisory is None:
-        return None
-    if not (match.advisory.by_library_path or {"torch", "pins", "packages", "env"} & match.write.keys()):
+    """Returns the command that shows how to fix the active environment; None if `envbuild fix` cannot. LOG in the
+    command stands for a log that was read from a pipe."""
+    fixes = {"torch", "pins", "packages", "env"}
+    by_change = match.advisory and (match.advisory.by_library_path or fixes & match.write.keys())
+    if not (by_change or match.id in FIXED_BY_PACKAGES):
         return None
     return shlex.join(["envbuild", "fix", *dict.fromkeys(map(_argument, files)), "--here"])
 

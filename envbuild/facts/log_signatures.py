@@ -35,6 +35,14 @@ EvidenceName = Literal[
 ANY = "*"
 NEUTRAL = "neutral"
 """The component of libraries whose frames do not tell causes apart, because many different faults crash in them."""
+DRIVER_TOO_OLD = "driver-too-old"
+"""The cause that the driver does not run the CUDA version of torch, in a log or in an environment."""
+TORCH_WITHOUT_CUDA = "torch-without-cuda"
+"""The cause in a log that torch is a build without CUDA."""
+UNRELATED_APEX = "apex-unrelated"
+"""The cause in a log that an import of NVIDIA's apex found the unrelated package."""
+FIXED_BY_PACKAGES = frozenset({DRIVER_TOO_OLD, TORCH_WITHOUT_CUDA, UNRELATED_APEX})
+"""The causes without an advisory for which `envbuild fix` changes packages."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

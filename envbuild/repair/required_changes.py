@@ -25,15 +25,10 @@ from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
 from envbuild.facts.gpu_fact_types import Gpu
+from envbuild.facts.log_signatures import DRIVER_TOO_OLD, TORCH_WITHOUT_CUDA, UNRELATED_APEX
 from envbuild.repair import environment_manager_detection
 from envbuild.resolve import advisory_remedy, torch_companions
 
-DRIVER_TOO_OLD = "driver-too-old"
-"""The id of the problem that the driver does not run the CUDA version of torch, also as the cause in a log."""
-TORCH_WITHOUT_CUDA = "torch-without-cuda"
-"""The id of the cause in a log that torch is a build without CUDA."""
-UNRELATED_APEX = "apex-unrelated"
-"""The id of the cause in a log that an import of NVIDIA's apex found the unrelated package."""
 COMPANION_BUILD = "companion-build"
 """The id of the problem that torchvision or torchaudio was built for the CPU or a different CUDA version than torch."""
 NO_GPU = (

@@ -103,6 +103,18 @@ def test_a_missing_kernel_image_is_explained_without_a_debugger() -> None:
     assert any("compute-sanitizer" in line for line in explanation_of("device-side assert triggered\n").advice)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "ImportError: cannot import name 'UnencryptedCookieSessionFactoryConfig' from 'pyramid.session'",
+    ],
+)
+def test_a_cause_without_an_advisory_names_the_command_of_fix_if_packages_fix_it(line: str) -> None:
+    assert "envbuild fix LOG --here   # for your active environment; --apply runs the fix" in piped(f"{line}\n")
+
+
 def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
     text = "one GPU works, three die with SIGSEGV (torchrun)\n"
     assert "envbuild fix" not in piped(text)
