@@ -364,9 +364,13 @@ def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[st
     """Return the commands that install the locked versions of the distributions `others`."""
     if wanted.claimed:
         return f"envbuild make {wanted.cli_words}"
-    exact = [f"{name}=={lock.versions[name]}" for name in others[:_MOST]]
-    some = f"{install(held, wanted.image, ['--no-deps', *exact])}; " if exact else ""
-    return f"with Python {lock.python}: {some}all versions and hashes: envbuild export requirements {wanted.cli_words}"
+    exact = [f"{name}=={lock.versions[name]}" for name in others]
+    some = ""
+    if 0 < len(exact) <= _MOST:
+        some = f"with Python {lock.python}: {install(held, wanted.image, ['--no-deps', *exact])}; "
+    elif not wanted.image:
+        some = f"make a new environment: envbuild install {wanted.cli_words} NEW_FOLDER; "
+    return f"{some}all versions and hashes: envbuild export requirements {wanted.cli_words}"
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:

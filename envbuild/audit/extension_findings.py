@@ -44,7 +44,10 @@ def _missing(held: Holdings, required: Mapping[str, Sequence[str]]) -> Iterator[
     for name, modules in required.items():
         there = {file.module for file in held.extensions if file.there}
         missing = [module for module in modules if module not in there]
-        if missing:
+        if missing and name not in held.installed and not (name == "apex" and held.apex):
+            text = f"{name}, which the profile requires, is not installed"
+            yield Finding("extension-modules", "defect", text, f"build and install {name}, or use the profile's image")
+        elif missing:
             text = f"{name} lacks modules that the profile requires: {', '.join(missing)}"
             yield Finding("extension-modules", "defect", text, f"build {name} again, for example with envbuild build")
     for (name, version), files in held.extended.items():

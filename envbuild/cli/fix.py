@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +142,7 @@ def _show_image_fix(reference: str, logs: tuple[str, ...], gpus: Sequence[Gpu], 
     click.echo(f"reading libraries, packages and files of {reference}; this can take a minute", err=True)
     held = image_collector.collect_from_image(engine, image, reference, audit_command.wheel_contents(wanted))
     if held.torch is None:
-        raise FileError(f"{reference}: nothing to fix: torch is not installed", hint="name another image")
+        raise FileError(f"torch is not installed in {reference}", hint="name another image")
     plan = image_repair_plan.plan_image_repair(environment_audit.assess(reference, held, wanted), found, image.user)
     commands, prove = [], []
     if plan.profile and plan.rebuild:
@@ -206,8 +207,9 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
 def _applied_lines(plan: RepairPlan, document: RepairDocument, run: str | TestRun, after: Holdings) -> Iterator[str]:
     """Describe an applied plan. `run`: the probes that ran, or why none did."""
     done = "Changed, but not yet fixed: see below" if document.state == "by-hand" else "Fixed"
-    if isinstance(run, str) and document.prove:
-        yield f"{done}; not tested: {run}; on the GPU machine run: {document.prove[0]}"
+    if isinstance(run, str):
+        prove = f"; on the GPU machine run: {document.prove[0]}" if document.prove else ""
+        yield f"{done}; not tested: {run}{prove}"
     else:
         yield f"{done}."
     yield f"Replaced files: {document.backup}; to restore them: {_undo_line(plan)}"
@@ -294,8 +296,9 @@ def planned_repair(
     found = read_explanation(logs)
     interpreter, held = audit_command.collect_from_environment(python or audit_command.nearest_python())
     if held.torch is None:
-        text = f"{interpreter}: nothing to fix: torch is not installed"
-        elsewhere = DiagnosisInput("ENV", logs, tuple(gpu.id for gpu in gpus))
+        text = f"torch is not installed in the environment of {interpreter}"
+        here = ".venv" if python is None and os.access(".venv/bin/python", os.X_OK) else "ENV"
+        elsewhere = DiagnosisInput(here, logs, tuple(gpu.id for gpu in gpus))
         words = elsewhere.run_with_fix() if files_only else elsewhere.fix()
         raise FileError(text, hint=f"name another environment: {shlex.join(words)}")
     hardware = required_changes.expected_hardware_from(held, found, gpus)

@@ -83,7 +83,7 @@ def command(
     for name, value in environment.variables.items():
         _say(f"unset {name}" if value is None else f"{name}={shlex.quote(value)}")
     if environment.libraries:
-        _say(f"the fixed libraries are selected by {environment.reason}")
+        _say(environment.reason)
     click.get_current_context().exit(_started(program, environment))
 
 

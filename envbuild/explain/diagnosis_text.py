@@ -110,6 +110,8 @@ def _match(
     remedy = cause_ranking.of_profile(match.remedy, name)
     prove = cause_ranking.of_profile(match.prove or "", name)
     remark = _FIX_REMARK if _changes_packages(match) else _VARIABLE_REMARK
+    if match.id in FIXED_BY_PACKAGES:
+        remark = _GENERAL_REMARK
     named = (
         ("NAME is the profile of your GPU; `envbuild show` lists them",)
         if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}")
@@ -150,6 +152,7 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
 
 
 _FIX_REMARK = "   # for your active environment; --apply runs the fix"
+_GENERAL_REMARK = "   # shows what your active environment needs"
 _VARIABLE_REMARK = "   # prints the line for your job script"
 _VARIABLE = (
     "put the line that sets or unsets the variable into the job script, where the variable is set: `envbuild fix` "

@@ -106,11 +106,16 @@ def _recorded(record: Path, site: Path) -> Iterator[Path]:
 
 
 def take_backup(
-    prefix: Path, sites: Iterable[str], others: Iterable[Path] = (), touched: frozenset[str] = frozenset()
+    prefix: Path,
+    sites: Iterable[str],
+    others: Iterable[Path] = (),
+    touched: frozenset[str] = frozenset(),
+    project: Iterable[Path] = (),
 ) -> BackupFolder:
     """Keep the files of all distributions of an environment, the files in its package folders and `bin` that no
-    distribution owns (an installation may overwrite them), and the files `others` (project files, leftovers). Where
-    links are not possible, only `others` and the distributions in `touched` are kept, as copies.
+    distribution owns (an installation may overwrite them), the files `others` (such as leftovers), and the files
+    `project`. These are copied, because uv writes into them. Where links are not possible, only `others`, `project` and
+    the distributions in `touched` are kept, as copies.
 
     Raises FileError if an earlier change was interrupted.
     """
@@ -127,15 +132,19 @@ def take_backup(
     with temporary_files.folder("backup", folder.parent) as made:
         (made / _FILES).mkdir()
         listed = distribution_files(prefix, sites)
-        asked = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100 - do not resolve links
-        listed[""] = [*asked, *_unowned(prefix, sites, {**listed, "": asked})]
+        copied, asked = (
+            [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 - do not resolve links
+            for paths in (project, others)
+        )
+        listed[""] = [*copied, *asked, *_unowned(prefix, sites, {**listed, "": [*copied, *asked]})]
         count, files, numbers = 0, dict[str, list[KeptFile]](), dict[Path, KeptFile]()
         for info, paths in listed.items():
             files[info] = []
             for path in paths:
                 if path not in numbers:
+                    target = made / _FILES / str(count)
                     may_copy = name_in_dist_info(info) in touched if info else path in asked
-                    kept = _keep(path, made / _FILES / str(count), count, may_copy)
+                    kept = _copy(path, target, count) if path in copied else _keep(path, target, count, may_copy)
                     if kept is None:
                         continue
                     numbers[path] = kept
@@ -161,18 +170,31 @@ def _unowned(prefix: Path, sites: Iterable[str], owned: Mapping[str, Iterable[Pa
 def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
     """Link a file into the backup, or copy it. Return None if `path` is neither a regular file nor a symbolic link, or
     if it cannot be linked and `may_copy` is false."""
+    kept = _kept_file(path, number)
+    if kept is None:
+        return None
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except OSError:
+        return _copy(path, target, number) if may_copy else None
+    return kept
+
+
+def _copy(path: Path, target: Path, number: int) -> KeptFile | None:
+    """Copy a file into the backup. Return None if `path` is neither a regular file nor a symbolic link."""
+    kept = _kept_file(path, number)
+    if kept is not None:
+        shutil.copy2(path, target, follow_symlinks=False)
+    return kept
+
+
+def _kept_file(path: Path, number: int) -> KeptFile | None:
     try:
         about = path.lstat()
     except OSError:
         return None
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode)):
         return None
-    try:
-        os.link(path, target, follow_symlinks=False)
-    except OSError:
-        if not may_copy:
-            return None
-        shutil.copy2(path, target, follow_symlinks=False)
     return KeptFile(path=str(path), number=number, size=about.st_size, modified=about.st_mtime_ns)
 
 

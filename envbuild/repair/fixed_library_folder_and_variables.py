@@ -123,7 +123,9 @@ def effective_variables(
     path = ":".join([*map(str, folders), *filter(None, [before_path])])
     after = dynamic_loader_search.loaded_files(replace(given, library_path=path))
     if all(after[name].path == wanted[name] for name in names):
-        return ProgramEnvironment({"LD_LIBRARY_PATH": path}, "LD_LIBRARY_PATH, because it comes first here", wanted)
+        return ProgramEnvironment(
+            {"LD_LIBRARY_PATH": path}, "LD_LIBRARY_PATH selects the fixed libraries: it comes first here", wanted
+        )
     why = next(before[name].way for name in names if after[name].path != wanted[name])
     # libcublasLt before libcublas, which needs it
     order = sorted(wanted.values(), key=lambda file: "Lt.so" not in file)
@@ -131,7 +133,9 @@ def effective_variables(
     after = dynamic_loader_search.loaded_files(replace(given, preload=preload))
     if all(after[name].path == wanted[name] for name in names):
         return ProgramEnvironment(
-            {"LD_PRELOAD": preload}, f"LD_PRELOAD, because LD_LIBRARY_PATH would have no effect: {why}", wanted
+            {"LD_PRELOAD": preload},
+            f"LD_PRELOAD selects the fixed libraries; LD_LIBRARY_PATH would have no effect: {why}",
+            wanted,
         )
     raise CheckFailed(f"the loader does not take {', '.join(wanted.values())}", hint=f"it takes other files, by {why}")
 

@@ -128,9 +128,9 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
         require_changeable(plan, held)
         project = _project_files(plan)
         edited = [file for pin in plan.metadata for file in pin.files]
-        others = [*project, *edited, *map(Path, plan.diagnosis.changes.leftovers)]
+        others = [*edited, *map(Path, plan.diagnosis.changes.leftovers)]
         backup = file_backup.take_backup(
-            prefix, repair_plan.package_folders(plan.manager.prefix, held), others, plan.touched
+            prefix, repair_plan.package_folders(plan.manager.prefix, held), others, plan.touched, project
         )
         try:
             _run_all(plan, say)

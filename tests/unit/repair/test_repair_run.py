@@ -294,6 +294,21 @@ def test_a_project_file_that_the_fix_did_not_change_may_be_edited_before_the_und
     assert files[0].read_text() == "edited later" and files[1].read_text() != "changed by the fix"
 
 
+def test_a_project_file_may_be_written_in_place(project: Venv) -> None:
+    """`uv add` writes into pyproject.toml, while `uv sync` replaces uv.lock."""
+    files = [project.prefix.parent / name for name in file_backup.PROJECT_FILES]
+    before = [file.read_bytes() for file in files]
+    backup = file_backup.take_backup(project.prefix, [str(project.site)], project=files)
+    for file in files:
+        with file.open("a") as stream:
+            stream.write("# added")
+    assert file_backup.written_into(backup, files) == []
+    backup = file_backup.finish_backup(backup, files)
+    assert sorted(backup.content.project) == sorted(map(str, files))
+    assert file_backup.restore(backup).left == ()
+    assert [file.read_bytes() for file in files] == before
+
+
 def test_a_command_that_fails_changes_nothing(venv: Venv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "uv.toml").write_text("no-index = true\n")
     before = venv.files()

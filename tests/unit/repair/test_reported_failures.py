@@ -406,7 +406,8 @@ def test_a_cause_that_the_planned_torch_excludes_is_not_left_to_do(tmp_path: Pat
     )
     document = environment(tmp_path.resolve(), "torch==2.7.1", log=log).fix()
     assert [row["id"] for row in document["problems"]] == ["driver-too-old"]
-    assert "torch==2.0.1" in document["commands"][0]["argv"] and document["by_hand"] == []
+    assert document["commands"][0]["argv"][-1] == "nvidia-nccl-cu12", "torch 2.0.1 requires nvidia-nccl-cu11"
+    assert "torch==2.0.1" in document["commands"][1]["argv"] and document["by_hand"] == []
 
 
 def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Path) -> None:
@@ -420,6 +421,7 @@ def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Pa
     assert venv.fix("--apply")["state"] == "fixed"
     assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
     assert nccl(venv) == "22602"
+    assert not list(venv.site.glob("nvidia_*_cu13-*.dist-info")), "the libraries of the old torch are removed"
     assert venv.fix()["state"] == "healthy"
 
 
