@@ -20,7 +20,7 @@ from envbuild.audit import environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import LD_PATH, Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
-from envbuild.explain.cause_ranking import NAMED, Explanation, SignatureMatch
+from envbuild.explain.cause_ranking import Explanation, SignatureMatch
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
@@ -162,8 +162,8 @@ def diagnose(
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
     named = [match.advisory for match in shown if match.advisory]
-    # the log names these too, but a version in it contradicts them
-    doubtful = [one.advisory for one in found.possible if one.advisory and one.confidence >= NAMED] if found else []
+    # lines of the log name these too, but a version in it contradicts them
+    doubtful = [one.advisory for one in found.possible if one.advisory and one.lines] if found else []
     absent = tuple(advisory for advisory in (*named, *doubtful) if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
     kept = dict(environment_audit.libraries_to_keep(held, now, wanted)) if metadata_counts else {}

@@ -96,6 +96,10 @@ def test_modules_that_the_profile_asks_for(place: tuple[Path, Environment]) -> N
     assert judged.findings[0].message == "own lacks modules that the profile requires: own.host"
     without = there.model_copy(update={"extensions": []})
     assert "kernels, own.host" in environment_audit.assess("it", without, ASKED).findings[0].message
+    rest = [item for item in there.distributions if item.name != "own"]
+    absent = without.model_copy(update={"distributions": rest})
+    message = environment_audit.assess("it", absent, ASKED).findings[0].message
+    assert message == "own, which the profile requires, is not installed"
 
 
 @pytest.mark.slow

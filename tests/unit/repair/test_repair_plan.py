@@ -737,6 +737,15 @@ def test_the_unrelated_apex_is_removed(tmp_path: Path) -> None:
     )
 
 
+def test_a_fault_that_the_versions_in_the_log_contradict_is_ruled_out_by_name(tmp_path: Path) -> None:
+    """LD_LIBRARY_PATH of the job may select an old copy, so the fault is not left out."""
+    place = placed(tmp_path, good)
+    plan = place.plan("torch 2.5.1+cu124, NVIDIA H20\nSignal 8 (SIGFPE) received by PID 4711\n")
+    assert [advisory.id for advisory in plan.diagnosis.absent] == ["cublas-hopper-fpe"] and plan.state == "healthy"
+    text = " ".join(repair_output.repair_lines(plan, None, (), None))
+    assert "if it ran here, LD_LIBRARY_PATH or LD_PRELOAD of the job script may select an old copy" in text
+
+
 def test_without_the_unrelated_apex_transformers_stays(tmp_path: Path) -> None:
     place = placed(tmp_path, good)
     place.made.wheel("apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b""})
