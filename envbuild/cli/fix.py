@@ -171,7 +171,8 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
 
     repair_run.require_changeable(plan, held)
     megabytes = round(repair_run.needed_space(plan, held) / 1e6)
-    say(f"{f'needs about {megabytes} MB of disk; ' if megabytes else ''}replaced files are kept until --undo")
+    size = f"needs about {megabytes} MB of disk, if the new files are as large as the old ones; "
+    say(f"{size if megabytes else ''}replaced files are kept until --undo")
     backup = repair_run.apply_repair(plan, held, say)
     _, after = audit_command.collect_from_environment(plan.target)
     outdated = _outdated_requirements(plan, held.installed, after.installed)

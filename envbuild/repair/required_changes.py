@@ -723,6 +723,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"the log shows torch {torch}, but {place} has {present}: no action is needed unless the job ran "
             f"in a different one; then name that one with {option}"
         )
+    shown = {match.id for match in found.matches} if found else set()
     if found and found.unknown and changes.empty:
         yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"
     for item in dict.fromkeys(
@@ -753,5 +754,5 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
         elif finding.severity == "warn" and not finding.message.startswith(solved):
             action = f"only if this affects your program: {_with_own_pip(finding.remedy, held)}"
             yield f"{finding.id}: {finding.message}; {action if finding.remedy else 'no action is known'}"
-        elif finding.severity == "note" and finding.message.startswith("on "):
+        elif finding.severity == "note" and finding.message.startswith("on ") and finding.id not in shown:
             yield f"{finding.id}: {finding.message}; no action is needed unless the job runs on these GPU models"
