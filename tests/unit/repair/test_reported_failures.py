@@ -425,6 +425,24 @@ def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Pa
     assert venv.fix()["state"] == "healthy"
 
 
+def test_a_uv_project_gets_an_older_torch_and_gets_its_files_back(tmp_path: Path) -> None:
+    """`uv add` writes into pyproject.toml."""
+    folder, log = tmp_path.resolve() / "project", tmp_path / "train.log"
+    folder.mkdir()
+    head = f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.{sys.version_info[1]}"\n'
+    (folder / "pyproject.toml").write_text(f'{head}dependencies = ["torch>=2.11"]\n')
+    run(UV, "sync", "--quiet", "--project", folder, "--python", sys.executable, "--no-install-project")
+    log.write_text(OLD_DRIVER_LOG)
+    before = contents(hashes(folder))
+    venv = Venv(folder / ".venv", log)
+    assert venv.fix("--apply")["state"] == "fixed"
+    assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8" and nccl(venv) == "22602"
+    run(UV, "sync", "--quiet", "--project", folder)
+    assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(hashes(folder)) == before
+
+
 # Environments without a fault
 
 
