@@ -361,16 +361,17 @@ _MOST = 8  # maximum number of versions, or of GPU models, in a message
 
 
 def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
-    """Return the commands that install the locked versions of the distributions `others`."""
+    """Return the command that installs the locked versions of the distributions `others`; if there are many, the
+    command that makes a new environment."""
     if wanted.claimed:
         return f"envbuild make {wanted.cli_words}"
     exact = [f"{name}=={lock.versions[name]}" for name in others]
-    some = ""
+    command = ""
     if 0 < len(exact) <= _MOST:
-        some = f"with Python {lock.python}: {install(held, wanted.image, ['--no-deps', *exact])}; "
+        command = f"with Python {lock.python}: {install(held, wanted.image, ['--no-deps', *exact])}; "
     elif not wanted.image:
-        some = f"make a new environment: envbuild install {wanted.cli_words} NEW_FOLDER; "
-    return f"{some}all versions and hashes: envbuild export requirements {wanted.cli_words}"
+        command = f"make a new environment: envbuild install {wanted.cli_words} NEW_FOLDER; "
+    return f"{command}all versions and hashes: envbuild export requirements {wanted.cli_words}"
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:

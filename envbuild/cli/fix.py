@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -189,8 +190,7 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
             repair_run.require_loaded(plan, after)
             run = repair_run.run_probes(plan, after)
         if isinstance(run, str):
-            notes = (*document.notes, f"not tested: {run}") if document.prove else document.notes
-            document = replace(document, notes=notes)
+            document = replace(document, notes=(*document.notes, f"not tested: {run}"))
         else:
             document = replace(document, probes=tuple(map(json_test_report.probe_row, run.results)))
             repair_run.require_probes_passed(run, plan)
@@ -298,8 +298,8 @@ def planned_repair(
     interpreter, held = audit_command.collect_from_environment(python or audit_command.nearest_python())
     if held.torch is None:
         text = f"torch is not installed in the environment of {interpreter}"
-        here = ".venv" if python is None and os.access(".venv/bin/python", os.X_OK) else "ENV"
-        elsewhere = DiagnosisInput(here, logs, tuple(gpu.id for gpu in gpus))
+        near = os.access(".venv/bin/python", os.X_OK) and not Path(interpreter).parent.samefile(".venv/bin")
+        elsewhere = DiagnosisInput(".venv" if near else "ENV", logs, tuple(gpu.id for gpu in gpus))
         words = elsewhere.run_with_fix() if files_only else elsewhere.fix()
         raise FileError(text, hint=f"name another environment: {shlex.join(words)}")
     hardware = required_changes.expected_hardware_from(held, found, gpus)

@@ -15,7 +15,7 @@ from typing import Any
 from packaging.specifiers import Specifier
 
 from envbuild.explain import cause_scoring, log_facts
-from envbuild.explain.cause_scoring import CauseLines
+from envbuild.explain.cause_scoring import NOT_LOADED, CauseLines
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.facts import database, log_signatures
@@ -135,12 +135,12 @@ def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
             if _standing(advisory, _without(known, unloaded)) == "contradicted":
                 yield ScoredCause(signature, advisory, found, standing, ())
                 continue
-            standing = "not loaded"
+            standing = NOT_LOADED
         if advisory and advisory.match and not found.lines and standing != "holds":
             continue
         left = _without(known, unloaded) if unloaded else known
         names = tuple(cause_scoring.evidence(log, signature, found, standing, _states_version(advisory, known), known))
-        if advisory and standing == "not loaded" and _standing(advisory, left) != "open":
+        if advisory and standing == NOT_LOADED and _standing(advisory, left) != "open":
             names = ("fits", *names)
         yield ScoredCause(signature, advisory, found, standing, names, unloaded)
 
@@ -156,7 +156,7 @@ def explain(log: Log) -> Explanation:
         if cause.standing == "contradicted" and cause.advisory and cause.found.lines
     ]
     able = [cause for cause in scored if cause.standing != "contradicted"]
-    matches = [_match(cause, known) for cause in able if cause.standing != "not loaded" and cause.confidence >= NAMED]
+    matches = [_match(cause, known) for cause in able if cause.standing != NOT_LOADED and cause.confidence >= NAMED]
     kept = without_yielded(match.id for match in _without_lesser_statements(matches))
     matches = sorted(
         (match for match in matches if match.id in kept),
@@ -165,7 +165,7 @@ def explain(log: Log) -> Explanation:
     possible = [
         _match(cause, known)
         for cause in able
-        if cause.standing == "not loaded" or (not matches and CANDIDATE <= cause.confidence < NAMED)
+        if cause.standing == NOT_LOADED or (not matches and CANDIDATE <= cause.confidence < NAMED)
     ]
     possible = sorted(possible, key=lambda match: -match.confidence)[:MOST_POSSIBLE]
     heard = log_signatures.hearsay()

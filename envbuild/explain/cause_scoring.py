@@ -23,6 +23,8 @@ from envbuild.facts.log_signatures import EvidenceName, Signature
 
 STATED = 0.6
 """The highest confidence in a cause that only a statement in prose names."""
+NOT_LOADED = "not loaded"
+"""The standing of an advisory that only a version contradicts which the log does not show to be loaded."""
 LINES = 5
 """Maximum number of lines that are kept as evidence for a cause."""
 
@@ -74,7 +76,7 @@ def evidence(
     yield "no-line" if not found.lines else "stated" if found.stated else "hint" if found.hints else "line"
     if standing == "holds":
         yield "holds"
-    elif standing in ("fits", "not loaded"):
+    elif standing in ("fits", NOT_LOADED):
         yield "fits" if standing == "fits" else "not-loaded"
     if versions:
         yield "versions"

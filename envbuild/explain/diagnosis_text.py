@@ -21,7 +21,6 @@ from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Situation
 from envbuild.facts.gpu_fact_types import UNLISTED
-from envbuild.facts.log_signatures import FIXED_BY_PACKAGES
 from envbuild.resolve import advisory_remedy
 from envbuild.util.errors import some
 
@@ -109,9 +108,8 @@ def _match(
     yield Section("Found", bullets=tuple(bullets), quoted=match.lines)
     remedy = cause_ranking.of_profile(match.remedy, name)
     prove = cause_ranking.of_profile(match.prove or "", name)
-    remark = _FIX_REMARK if _changes_packages(match) else _VARIABLE_REMARK
-    if match.id in FIXED_BY_PACKAGES:
-        remark = _GENERAL_REMARK
+    by_packages = _changes_packages(match)
+    remark = _FIX_REMARK if by_packages else _VARIABLE_REMARK if _sets_variable(match) else _GENERAL_REMARK
     named = (
         ("NAME is the profile of your GPU; `envbuild show` lists them",)
         if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}")
@@ -152,7 +150,7 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
 
 
 _FIX_REMARK = "   # for your active environment; --apply runs the fix"
-_GENERAL_REMARK = "   # shows what your active environment needs"
+_GENERAL_REMARK = "   # shows the commands for your active environment"
 _VARIABLE_REMARK = "   # prints the line for your job script"
 _VARIABLE = (
     "put the line that sets or unsets the variable into the job script, where the variable is set: `envbuild fix` "
@@ -173,8 +171,7 @@ def _sets_variable(match: SignatureMatch) -> bool:
 def _changes_packages(match: SignatureMatch) -> bool:
     """Whether `envbuild fix` changes packages. A fault that LD_LIBRARY_PATH causes is fixed by this variable alone."""
     by_variable = match.advisory and match.advisory.by_library_path
-    changed = bool({"torch", "pins", "packages"} & match.write.keys())
-    return not by_variable and (changed or match.id in FIXED_BY_PACKAGES)
+    return not by_variable and bool({"torch", "pins", "packages"} & match.write.keys())
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:

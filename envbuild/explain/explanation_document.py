@@ -179,7 +179,8 @@ def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
     """Returns the command that shows how to fix the active environment; None if `envbuild fix` cannot. LOG in the
     command stands for a log that was read from a pipe."""
     fixes = {"torch", "pins", "packages", "env"}
-    by_change = match.advisory and (match.advisory.by_library_path or fixes & match.write.keys())
+    advisory = match.advisory
+    by_change = advisory and (advisory.by_library_path or advisory.change.torch or fixes & match.write.keys())
     if not (by_change or match.id in FIXED_BY_PACKAGES):
         return None
     return shlex.join(["envbuild", "fix", *dict.fromkeys(map(_argument, files)), "--here"])

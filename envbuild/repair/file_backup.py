@@ -114,8 +114,8 @@ def take_backup(
 ) -> BackupFolder:
     """Keep the files of all distributions of an environment, the files in its package folders and `bin` that no
     distribution owns (an installation may overwrite them), the files `others` (such as leftovers), and the files
-    `project`. These are copied, because uv writes into them. Where links are not possible, only `others`, `project` and
-    the distributions in `touched` are kept, as copies.
+    `project`. These are copied, not linked, because uv changes them in place. Where links are not possible, only
+    `others`, `project` and the distributions in `touched` are kept, as copies.
 
     Raises FileError if an earlier change was interrupted.
     """
@@ -132,10 +132,8 @@ def take_backup(
     with temporary_files.folder("backup", folder.parent) as made:
         (made / _FILES).mkdir()
         listed = distribution_files(prefix, sites)
-        copied, asked = (
-            [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 - do not resolve links
-            for paths in (project, others)
-        )
+        copied = [Path(os.path.abspath(path)) for path in project]  # noqa: PTH100 - do not resolve links
+        asked = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100
         listed[""] = [*copied, *asked, *_unowned(prefix, sites, {**listed, "": [*copied, *asked]})]
         count, files, numbers = 0, dict[str, list[KeptFile]](), dict[Path, KeptFile]()
         for info, paths in listed.items():
@@ -144,7 +142,7 @@ def take_backup(
                 if path not in numbers:
                     target = made / _FILES / str(count)
                     may_copy = name_in_dist_info(info) in touched if info else path in asked
-                    kept = _copy(path, target, count) if path in copied else _keep(path, target, count, may_copy)
+                    kept = _keep(path, target, count, path not in copied, may_copy or path in copied)
                     if kept is None:
                         continue
                     numbers[path] = kept
@@ -167,34 +165,24 @@ def _unowned(prefix: Path, sites: Iterable[str], owned: Mapping[str, Iterable[Pa
     return sorted(found - known)
 
 
-def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
-    """Link a file into the backup, or copy it. Return None if `path` is neither a regular file nor a symbolic link, or
-    if it cannot be linked and `may_copy` is false."""
-    kept = _kept_file(path, number)
-    if kept is None:
-        return None
-    try:
-        os.link(path, target, follow_symlinks=False)
-    except OSError:
-        return _copy(path, target, number) if may_copy else None
-    return kept
-
-
-def _copy(path: Path, target: Path, number: int) -> KeptFile | None:
-    """Copy a file into the backup. Return None if `path` is neither a regular file nor a symbolic link."""
-    kept = _kept_file(path, number)
-    if kept is not None:
-        shutil.copy2(path, target, follow_symlinks=False)
-    return kept
-
-
-def _kept_file(path: Path, number: int) -> KeptFile | None:
+def _keep(path: Path, target: Path, number: int, may_link: bool, may_copy: bool) -> KeptFile | None:
+    """Link a file into the backup if `may_link`, else copy it if `may_copy`. Return None if `path` is neither a regular
+    file nor a symbolic link, or if it can be neither linked nor copied."""
     try:
         about = path.lstat()
     except OSError:
         return None
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode)):
         return None
+    linked = False
+    if may_link:
+        with contextlib.suppress(OSError):
+            os.link(path, target, follow_symlinks=False)
+            linked = True
+    if not linked:
+        if not may_copy:
+            return None
+        shutil.copy2(path, target, follow_symlinks=False)
     return KeptFile(path=str(path), number=number, size=about.st_size, modified=about.st_mtime_ns)
 
 

@@ -34,7 +34,7 @@ _LIST = "libraries.json"
 
 @dataclass(frozen=True)
 class ProgramEnvironment:
-    """The variables that a program needs (None: remove the variable), the reason why these variables work, and the
+    """The variables that a program needs (None: remove the variable), a sentence on what selects the libraries, and the
     libraries that the program should then load: soname -> path."""
 
     variables: Mapping[str, str | None]
@@ -124,7 +124,9 @@ def effective_variables(
     after = dynamic_loader_search.loaded_files(replace(given, library_path=path))
     if all(after[name].path == wanted[name] for name in names):
         return ProgramEnvironment(
-            {"LD_LIBRARY_PATH": path}, "LD_LIBRARY_PATH selects the fixed libraries: it comes first here", wanted
+            {"LD_LIBRARY_PATH": path},
+            "LD_LIBRARY_PATH selects the fixed libraries, because the loader searches it first",
+            wanted,
         )
     why = next(before[name].way for name in names if after[name].path != wanted[name])
     # libcublasLt before libcublas, which needs it

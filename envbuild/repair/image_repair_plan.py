@@ -136,7 +136,7 @@ def _instructions(held: Holdings, changes: Changes) -> Iterator[str]:
         yield run("rm", "--", *changes.leftovers)
     # not --force-reinstall: it would also replace numpy and all other requirements by their newest versions
     again = changes.reinstall_with_torch
-    if removed := (*changes.uninstall, *changes.overwriting, *(() if with_uv else again)):
+    if removed := (*changes.uninstall, *changes.overwriting, *changes.old_cuda, *(() if with_uv else again)):
         yield run(*uninstall, *removed)
     if changes.torch:
         words = (word for name in again for word in ("--reinstall-package", name)) if with_uv else ()

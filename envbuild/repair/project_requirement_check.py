@@ -31,7 +31,9 @@ def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, s
     texts = [f"{name}{bound}" for name, bound in bounds.items()]
     texts += [*([f"torch=={changes.torch}"] if changes.torch else []), *(pin.requirement for pin in changes.pins)]
     requirements = [Requirement(text) for text in (*texts, *changes.companions, *changes.rebuilt, *changes.packages)]
-    removed = {*changes.uninstall, *changes.overwriting} - {canonicalize_name(item.name) for item in requirements}
+    removed = {*changes.uninstall, *changes.overwriting, *changes.old_cuda} - {
+        canonicalize_name(item.name) for item in requirements
+    }
     found = {name: version for name, version in before.items() if name not in removed}
     for requirement in requirements:
         exact = re.fullmatch(r"==([^,*]+)", str(requirement.specifier))

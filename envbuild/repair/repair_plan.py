@@ -263,6 +263,7 @@ class _Steps:
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.manager.prefix))
 
     def commands(self) -> Iterator[Command]:
+        """The commands, in the order to run them: files and packages that are in the way are removed first."""
         changes, manager = self.changes, self.manager
         for path in changes.leftovers:
             yield Command("remove a file that no installed distribution owns", ("rm", "--", path))
@@ -270,7 +271,10 @@ class _Steps:
             yield Command("remove an unrelated package", (*manager.pip("uninstall"), *changes.uninstall))
         if changes.overwriting:
             argv = (*manager.pip("uninstall"), *changes.overwriting)
-            yield Command("remove packages with files at the paths of torch's own libraries", argv)
+            yield Command("remove a package that overwrote libraries of torch's own requirements", argv)
+        if changes.old_cuda:
+            argv = (*manager.pip("uninstall"), *changes.old_cuda)
+            yield Command("remove the libraries of the CUDA version that the old torch used", argv)
         yield from self._torch()
         yield from self._pins()
         if changes.packages:
@@ -310,6 +314,13 @@ class _Steps:
             tool = "Poetry" if "poetry" in self._add() else "pip"
             does = f"remove {', '.join(again)}, which {tool} would keep"
             yield Command(does, (*self.manager.pip("uninstall"), *again))
+        project = self.manager.project if self.manager.kind == "uv-project" else None
+        sources = environment_manager_detection.uv_sources(project) if project else frozenset()
+        if chosen := [name for name in ("torch", *names) if name in sources]:
+            self.warnings.append(
+                f"{project}/pyproject.toml sets a source for {', '.join(chosen)}, under [tool.uv.sources]: before the "
+                "commands, set one there that has builds for CUDA, or remove the entry"
+            )
         does = " and ".join([f"install torch {torch} with its own CUDA libraries", *_builds(companions)])
         yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
 
@@ -425,7 +436,7 @@ class _Steps:
         """The distributions that the commands replace. If torch is replaced, the result includes all installed
         distributions that torch requires, directly or indirectly."""
         changes = self.changes
-        texts = [*changes.packages, *changes.reinstall, *changes.uninstall, *changes.overwriting]
+        texts = [*changes.packages, *changes.reinstall, *changes.uninstall, *changes.overwriting, *changes.old_cuda]
         texts += [*changes.companions, *changes.rebuilt]
         named: set[str] = {canonicalize_name(Requirement(text).name) for text in texts}
         named |= {pin.distribution for pin in changes.pins if not pin.installed}
@@ -447,12 +458,6 @@ class _Steps:
             if owned:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
                 return text, f"run the conda commands above{_or_unchanged(self.changes, self.source)}"
-        if manager.kind == "uv-project" and self.changes.torch and manager.project:
-            sources = environment_manager_detection.uv_sources(manager.project)
-            names = ["torch", *(Requirement(text).name for text in self.changes.companions)]
-            if chosen := [name for name in names if name in sources]:
-                text = f"{manager.project}/pyproject.toml sets a source for {', '.join(chosen)}, in [tool.uv.sources]"
-                return text, "set one there that has builds for CUDA, or remove the entry; then run the command again"
         if all(command.shell for command in commands) and not any(self.metadata()) and not self.overrides():
             lines = "; ".join(command.text for command in commands)
             if not lines:

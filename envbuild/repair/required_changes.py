@@ -21,6 +21,7 @@ from envbuild.audit.collected_environment import LD_PATH, Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
+from envbuild.explain.cause_scoring import NOT_LOADED
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
@@ -62,10 +63,11 @@ class Changes:
     install; `variables`: environment variables to set; `reinstall`: distributions whose files were overwritten, with
     their installed versions; `reinstall_with_torch`: the names of distributions to replace together with `torch`, which
     pip, uv and Poetry would keep because their version fits, torch itself among them; `uninstall`: unrelated
-    distributions to remove; `overwriting`: distributions to remove because they have files at the paths of
-    those that torch requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the
-    installed torch bundles, so that only a different torch changes their version; `library_path`: LD_LIBRARY_PATH leads
-    to the faulty libraries, so that their folders must be taken off it."""
+    distributions to remove; `overwriting`: distributions to remove because they overwrote files of those that torch
+    requires; `leftovers`: files to remove that no distribution owns; `bundled`: libraries that the installed torch
+    bundles, so that only a different torch changes their version; `library_path`: LD_LIBRARY_PATH leads to the faulty
+    libraries, so that their folders must be taken off it; `old_cuda`: libraries to remove because `torch` is built for
+    another CUDA version."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -80,6 +82,7 @@ class Changes:
     companions: tuple[str, ...] = ()
     rebuilt: tuple[str, ...] = ()
     library_path: bool = False
+    old_cuda: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -97,7 +100,7 @@ class Changes:
 
     @property
     def harmful_overwriting(self) -> tuple[str, ...]:
-        """`overwriting`, if a program would still load its files with the pinned libraries."""
+        """`overwriting`, if a program would still load the overwritten files with the pinned libraries."""
         return self.overwriting if all(pin.installed for pin in self.pins) else ()
 
     @property
@@ -163,7 +166,7 @@ def diagnose(
     shown = [match for match in found.matches if match.advisory] if found else []
     named = [match.advisory for match in shown if match.advisory]
     # lines of the log name these too, but a version in it contradicts them
-    doubtful = [one.advisory for one in found.possible if one.advisory and one.lines] if found else []
+    doubtful = [one.advisory for one in found.possible if one.advisory and one.standing == NOT_LOADED] if found else []
     absent = tuple(advisory for advisory in (*named, *doubtful) if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
     kept = dict(environment_audit.libraries_to_keep(held, now, wanted)) if metadata_counts else {}
@@ -296,11 +299,11 @@ def _version_changes(
     changes = Changes(
         found, torch, tuple(packages), variables,
         tuple(f"{name}=={held.installed[name]}" for name in damaged if name not in with_torch),
-        (*again, *(name for name in damaged if name in with_torch)), _unrelated(held),
-        tuple(dict.fromkeys((*_overwriting(held), *_of_other_cuda(held, now.cuda, after.cuda)))),
+        (*again, *(name for name in damaged if name in with_torch)), _unrelated(held), _overwriting(held),
         tuple(_leftovers(held, {pin.library for pin in found}, cuda)), tuple(instead),
         tuple(torch_companions.companion_requirement(name, torch) for name in companions if torch),
         tuple(_rebuilt_companions(held)) if now.gpus and not torch else (), library_path,
+        _old_cuda(held, now.cuda, after.cuda) if torch else (),
     )  # fmt: skip
     after = _with_torch(now, torch) if torch else now
     after = replace(after, libraries={**after.libraries, **{pin.library: pin.version for pin in found}})
@@ -490,20 +493,23 @@ def _overwriting(held: Holdings) -> tuple[str, ...]:
     )
 
 
-def _of_other_cuda(held: Holdings, before: str | None, after: str | None) -> tuple[str, ...]:
+def _old_cuda(held: Holdings, before: str | None, after: str | None) -> tuple[str, ...]:
     """NVIDIA's libraries for the CUDA version of the installed torch, if the new torch needs those of another version:
-    some have files at the same paths. Libraries that other distributions require are left out."""
+    some have files at the same paths. Libraries that other distributions than torch require, directly or indirectly,
+    are left out."""
     old, new = ((cuda or "").partition(".")[0] for cuda in (before, after))
     if not old or not new or old == new:
         return ()
-    rows = database.libraries().values()
-    wanted = {row.distributions.get(new) for row in rows}
-    names = {row.distributions.get(old, "") for row in rows} - wanted
-    required = {
-        canonicalize_name(item.name)
+    libraries = database.libraries().values()
+    wanted = {library.distributions.get(new) for library in libraries}
+    names = {library.distributions.get(old, "") for library in libraries} - wanted
+    rows = [
+        (owner, canonicalize_name(item.name))
         for owner, item in library_and_distribution_findings.held_requirements(held)
-        if owner not in {*names, "torch", "cuda-toolkit"}
-    }
+    ]
+    required = {name for owner, name in rows if owner not in {*names, "torch", "cuda-toolkit"}}
+    while more := {name for owner, name in rows if owner in required} - required:
+        required |= more
     return tuple(sorted(name for name in names - required if _is_nvidias(name, held)))
 
 
@@ -723,7 +729,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"the log shows torch {torch}, but {place} has {present}: no action is needed unless the job ran "
             f"in a different one; then name that one with {option}"
         )
-    shown = {match.id for match in found.matches} if found else set()
+    shown = {match.id for match in (*found.matches, *found.possible)} if found else set()
     if found and found.unknown and changes.empty:
         yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"
     for item in dict.fromkeys(

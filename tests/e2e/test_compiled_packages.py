@@ -1,6 +1,6 @@
 """Packages with CUDA kernels, compiled as `lock` proposes for GPUs of compute capability 9.0, and loaded in the image.
 
-deepspeed takes ten minutes and flash-attn over an hour with two cores, so only `make test-compiled` runs them. The
+deepspeed takes ten minutes and flash-attn half an hour with two cores, so only `make test-compiled` runs them. The
 figures go to benchmarks/results/compiled_<package>.md.
 """
 

@@ -112,7 +112,7 @@ def test_a_missing_kernel_image_is_explained_without_a_debugger() -> None:
     ],
 )
 def test_a_cause_without_an_advisory_names_the_command_of_fix_if_packages_fix_it(line: str) -> None:
-    assert "envbuild fix LOG --here   # shows what your active environment needs" in piped(f"{line}\n")
+    assert "envbuild fix LOG --here   # shows the commands for your active environment" in piped(f"{line}\n")
 
 
 def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
