@@ -121,9 +121,16 @@ def detect(held: Holdings) -> EnvironmentManager:
 
 def uv_sources(project: Path) -> frozenset[str]:
     """The packages for which the pyproject.toml of a uv project sets a source, such as a package index."""
-    uv = _tools(project).get("uv")
+    uv = _table(project, "tool").get("uv")
     sources = uv.get("sources") if isinstance(uv, dict) else None
     return frozenset(map(canonicalize_name, sources)) if isinstance(sources, dict) else frozenset()
+
+
+def always_installs_torch(project: Path) -> bool:
+    """Whether `dependencies` in the pyproject.toml of a uv project names torch: then each `uv sync` installs it."""
+    texts = _table(project, "project").get("dependencies")
+    names = (re.match(r"[\w.-]+", text) for text in texts if isinstance(text, str)) if isinstance(texts, list) else ()
+    return any(name is not None and canonicalize_name(name[0]) == "torch" for name in names)
 
 
 def conda_program() -> str:
@@ -160,13 +167,13 @@ def _pyvenv(file: Path) -> Mapping[str, str] | None:
     return {key.strip().lower(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
 
 
-def _tools(folder: Path) -> Mapping[str, Any]:
-    """The tables below [tool] in a project's pyproject.toml; empty if the file has none or cannot be read."""
+def _table(folder: Path, name: str) -> Mapping[str, Any]:
+    """A table of a project's pyproject.toml; empty if the file has none of that name or cannot be read."""
     try:
-        tools = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
+        table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get(name, {})
     except (OSError, ValueError, RecursionError):
         return {}
-    return tools if isinstance(tools, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _locks_torch(file: Path) -> bool:
@@ -180,7 +187,7 @@ def _locks_torch(file: Path) -> bool:
 def _poetry_project(prefix: Path) -> tuple[Path | None, str] | None:
     """Return (the project's folder if known, the reason); None if Poetry does not manage the environment."""
     project = prefix.parent
-    if (project / "poetry.lock").is_file() or "poetry" in _tools(project):
+    if (project / "poetry.lock").is_file() or "poetry" in _table(project, "tool"):
         file = "poetry.lock" if (project / "poetry.lock").is_file() else "pyproject.toml"
         return project, str(project / file)
     if "pypoetry" in prefix.parts:

@@ -370,6 +370,10 @@ class _Steps:
             assert self.manager.project
             words = (*self._uv, "sync", "--project", str(self.manager.project), "--inexact")
             yield Command(does, words)
+            if not environment_manager_detection.always_installs_torch(self.manager.project):
+                # without --extra or --group, uv sync does not install what only an extra or a group requires
+                own = (*self.manager.pip("install"), "--no-deps", *(pin.requirement for pin in rest))
+                yield Command(f"{does}, if the project requires torch in an extra or a group", own)
             return
         # --no-deps: torch's own metadata may require the old version
         yield Command(does, (*self.manager.pip("install"), "--no-deps", *(pin.requirement for pin in rest)))

@@ -730,7 +730,8 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"in a different one; then name that one with {option}"
         )
     shown = {match.id for match in (*found.matches, *found.possible)} if found else set()
-    if found and found.unknown and changes.empty:
+    doubtful = found is not None and any(one.standing == NOT_LOADED for one in found.possible)
+    if found and found.unknown and changes.empty and not doubtful:
         yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"
     for item in dict.fromkeys(
         (item.wanted, item.present, item.dependents)

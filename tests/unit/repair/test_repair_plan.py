@@ -222,6 +222,7 @@ def test_uvs_environment(place: Place) -> None:
 
 def test_a_uv_project_gets_an_override(place: Place) -> None:
     (place.prefix.parent / "uv.lock").write_text('[[package]]\nname = "torch"\nversion = "2.3.1"\n')
+    (place.prefix.parent / "pyproject.toml").write_text('[project]\ndependencies = ["numpy", "Torch==2.3.1"]\n')
     plan = place.plan()
     assert plan.manager.kind == "uv-project"
     assert plan.overrides and plan.overrides.requirements == (

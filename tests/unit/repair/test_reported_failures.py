@@ -443,6 +443,23 @@ def test_a_uv_project_gets_an_older_torch_and_gets_its_files_back(tmp_path: Path
     assert contents(hashes(folder)) == before
 
 
+def test_a_uv_project_that_requires_torch_in_a_group(tmp_path: Path) -> None:
+    """`uv sync` without --group does not install the group's packages."""
+    folder, log = tmp_path.resolve() / "project", tmp_path / "train.log"
+    folder.mkdir()
+    head = f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.{sys.version_info[1]}"\n'
+    (folder / "pyproject.toml").write_text(f'{head}[dependency-groups]\ngpu = ["torch==2.3.1"]\n')
+    sync = [UV, "sync", "--quiet", "--project", folder, "--group", "gpu", "--no-install-project"]
+    run(*sync, "--python", sys.executable)
+    log.write_text(LOG)
+    venv = Venv(folder / ".venv", log)
+    assert venv.cublas() == "12.1.3"
+    assert venv.fix("--apply")["state"] == "fixed"
+    assert venv.cublas() == "12.4.5"
+    run(*sync)
+    assert venv.cublas() == "12.4.5"
+
+
 # Environments without a fault
 
 
