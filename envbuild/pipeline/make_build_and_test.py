@@ -186,8 +186,11 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
         context.note(missing.note)
         loaded = profile_reader_and_overrides.unwritten(missing.name, options.pins, options.requirements)
     try:
+        plan = resolve_profile(loaded).value
+        if options.locked:
+            lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
         found = find_image_store(context, AS_CONFIGURED, loaded.name, options.request)
-        return examine(found, loaded, resolve_profile(loaded).value, options)
+        return examine(found, loaded, plan, options)
     except EnvbuildError as error:
         error.partial = {"profile": loaded.name, **error.partial}
         raise

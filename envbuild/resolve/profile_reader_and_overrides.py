@@ -316,6 +316,16 @@ def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault
     return _inherited(yaml_and_project_paths.read(file, faults=faults), file, root, seen, faults)
 
 
+def _without_other_base(inherited: Document, here: Document) -> Document:
+    """The inherited values without the kind of base (Debian suite or image) that this profile replaces by the other."""
+    own, before = here.data.get("base"), inherited.data.get("base")
+    if not isinstance(own, dict) or not isinstance(before, dict):
+        return inherited
+    kinds = {"bootstrap", "image"}
+    replaced = kinds - own.keys() if kinds & own.keys() else set()
+    return yaml_and_project_paths.without(inherited, [("base", kind) for kind in replaced & before.keys()])
+
+
 def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
     parent = here.data.get("extends")
     if parent is None:
@@ -337,7 +347,7 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
             "extends: leads back to the same profile", faults=[here.fault(("extends",), f"{parent} leads back here")]
         )
     root = root if profile_and_lock_name_lookup.is_path(parent) else yaml_and_project_paths.home(found)
-    inherited = _extended(target, root, (*seen, file.resolve()), faults)
+    inherited = _without_other_base(_extended(target, root, (*seen, file.resolve()), faults), here)
     reasons = here.data.get("why")
     own = reasons if isinstance(reasons, dict) else ()
     return inherited_value_reasons.without_outdated(inherited, yaml_and_project_paths.merge(inherited, here), own)

@@ -25,7 +25,7 @@ from envbuild.resolve import plan_resolver
 from envbuild.runners import docker_runner
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
-from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
+from envbuild.util.errors import EngineError, EnvbuildError, NotProved, OutOfDate, UsageError
 from envbuild.util.untrusted_input_errors import Reason
 from unit.image.base_images import PLATFORM, PushedBase, debian
 from unit.registries import Registry, serving
@@ -242,14 +242,21 @@ def test_an_image_that_is_proved_needs_no_gpu(
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_the_driver_does_not_matter_with_a_fixed_lock_or_in_ci(
-    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, locked: bool
+    machine: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
     machine.driver = "470.57.02"
     assert preview().proof == "impossible"
     if not locked:
         monkeypatch.setenv("CI", "1")
+    loaded = profile_of(project, GPU)
+    lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, "sample")
     found = preview(locked=locked)
     assert (found.proof, found.driver) == ("possible", None)
+
+
+def test_a_fixed_lock_must_exist_for_a_preview_too(machine: SimpleNamespace) -> None:
+    with pytest.raises(OutOfDate, match=r"sample\.lock\.yaml is missing"):
+        preview(locked=True)
 
 
 def test_the_gpu_of_a_remote_engine_is_looked_for_there(

@@ -311,6 +311,15 @@ def test_any_other_name_with_devel_is_unknown(project: Path, name: str) -> None:
 # extends
 
 
+def test_the_other_kind_of_base_replaces_the_inherited_one(project: Path) -> None:
+    image = f"registry.example/python@sha256:{DIGEST}"
+    write_profile(project, {**PROFILE, "base": {"bootstrap": "bookworm"}}, "parent")
+    write_profile(project, {"extends": "parent", "base": {"image": image}, "python": "3.12"}, "child")
+    write_profile(project, {"extends": "child", "base": {"bootstrap": "trixie"}, "python": "3.13"}, "grandchild")
+    assert profile_reader_and_overrides.load("child").profile.base == profile_model.Base(bootstrap=None, image=image)
+    assert profile_reader_and_overrides.load("grandchild").profile.base.bootstrap == "trixie"
+
+
 def test_a_child_changes_what_it_names_and_keeps_the_rest(project: Path) -> None:
     write_profile(project, PROFILE, "parent")
     write_profile(project, {"extends": "parent", "torch": "2.14.0", "env": {"MORE": "1"}}, "child")
