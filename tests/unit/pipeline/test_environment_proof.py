@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -550,6 +551,7 @@ def test_the_page_lists_the_tested_environments(verified: Environment, monkeypat
     failed = passed_run(probe("env.libs", "failed"))
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
     add_pth(verified)
+    time.sleep(1.1)  # evidence has its time in whole seconds
     assert verified.record().code == 5
     (row,) = rows()
     assert row["state"] == "failed" and "env.libs" in str(row["reason"])
