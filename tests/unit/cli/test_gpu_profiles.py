@@ -332,6 +332,8 @@ def test_a_dry_run_selects_the_line_before_its_profile_exists(project: Path, mon
     assert done.code == 0
     assert "  line: rtx3090-cu12, --line auto, driver 550.54.14; driver 525.60.13 or newer\n" in done.stdout
     assert "GB, estimated from the lock of a100-cu12\n" in done.stdout
+    assert "extension:" not in done.stdout, "the line for CUDA 12 has no apex"
+    assert "  extension: apex will be compiled\n" in envbuild("make", "rtx3090", "--dry-run").stdout
     found = envbuild(*words, "--requirements", "requirements.txt", "--json").document
     assert found["profile"] == f"rtx3090-cu12-{project.name.replace('_', '-')}"
     assert found["bytes_from"] == "a100-cu12" and found["fetch_bytes"] > 1e9
