@@ -44,7 +44,7 @@ def _missing(held: Holdings, required: Mapping[str, Sequence[str]]) -> Iterator[
     for name, modules in required.items():
         there = {file.module for file in held.extensions if file.there}
         missing = [module for module in modules if module not in there]
-        if missing and name not in held.installed and not (name == "apex" and held.apex):
+        if missing and name not in held.installed:
             text = f"{name}, which the profile requires, is not installed"
             yield Finding("extension-modules", "defect", text, f"build and install {name}, or use the profile's image")
         elif missing:

@@ -124,12 +124,12 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
     cache = shared_extension_cache.configured_cache() if lock and lock.extensions and not built else None
     extensions = () if lock is None or built else _plan_extensions(lock, cache, options)
     compiling = any(one.source == "compiled" for one in extensions)
-    bytes_from, lock_missing = None, lock is None
-    if lock is None and (similar := _similar_lock(loaded)):
-        bytes_from, lock = similar
-    if lock_missing:
+    bytes_from = None
+    if lock is None:
         extensions = tuple(PlannedExtension(name, "compiled") for name, source in plan.extensions.items() if source)
         compiling = bool(extensions)
+        if similar := _similar_lock(loaded):
+            bytes_from, lock = similar
     fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
     if fetch is not None:
         fetch += sum(one.bytes or 0 for one in extensions if one.source == "fetched")

@@ -165,9 +165,7 @@ def diagnose(
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
     named = [match.advisory for match in shown if match.advisory]
-    # lines of the log name these too, but a version in it contradicts them
-    doubtful = [one.advisory for one in found.possible if one.advisory and one.standing == NOT_LOADED] if found else []
-    absent = tuple(advisory for advisory in (*named, *doubtful) if _cannot_apply(advisory, now, held))
+    absent = tuple(advisory for advisory in (*named, *_doubtful(found)) if _cannot_apply(advisory, now, held))
     shown_here = [advisory for advisory in named if advisory not in absent]
     kept = dict(environment_audit.libraries_to_keep(held, now, wanted)) if metadata_counts else {}
     fixed, left, changes = _version_changes(now, shown_here, held, wanted, files_only, kept)
@@ -190,6 +188,13 @@ def diagnose(
         tuple(_problems(audited, now, changes)), wanted.driver,
         frozenset(advisory.id for advisory in absent if not _cannot_apply(advisory, _any_versions(now), held)),
     )  # fmt: skip
+
+
+def _doubtful(found: Explanation | None) -> list[Advisory]:
+    """The advisories that lines of the log name, and that only a version contradicts which may not be the loaded
+    one."""
+    possible = found.possible if found else ()
+    return [match.advisory for match in possible if match.advisory and match.standing == NOT_LOADED]
 
 
 def _is_excluded(cause: str, situation: Situation, held: Holdings, changes: Changes) -> bool:
@@ -730,8 +735,7 @@ def _notes(audited: Audit, found: Explanation | None, changes: Changes) -> Itera
             f"in a different one; then name that one with {option}"
         )
     shown = {match.id for match in (*found.matches, *found.possible)} if found else set()
-    doubtful = found is not None and any(one.standing == NOT_LOADED for one in found.possible)
-    if found and found.unknown and changes.empty and not doubtful:
+    if found and found.unknown and changes.empty and not _doubtful(found):
         yield "no known cause found in the log: run `envbuild explain` on it, which shows what to check next"
     for item in dict.fromkeys(
         (item.wanted, item.present, item.dependents)

@@ -425,6 +425,24 @@ def test_a_damaged_library_of_the_replaced_torch_does_not_come_back(tmp_path: Pa
     assert venv.fix()["state"] == "healthy"
 
 
+def test_a_library_of_the_old_cuda_that_another_package_requires_stays(tmp_path: Path) -> None:
+    venv = environment(tmp_path.resolve(), "torch==2.11.0", "user-of-cuda-13", log=OLD_DRIVER_LOG)
+    document = venv.fix()
+    assert any(f"torch=={OLDER_TORCH}" in command["argv"] for command in document["commands"])
+    assert not [command for command in document["commands"] if "nvidia-nccl-cu13" in command["argv"]]
+
+
+def test_without_torch_the_environment_of_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = environment(tmp_path.resolve(), "numpy")
+    near = tmp_path / "project" / ".venv"
+    run(UV, "venv", "--quiet", "--python", sys.executable, near)
+    monkeypatch.chdir(near.parent)
+    done = envbuild("fix", str(other.log), "--python", str(other.prefix))
+    assert done.code == 3 and f"envbuild fix {other.log} --python .venv" in done.stderr
+    done = envbuild("fix", str(other.log), "--python", str(near))
+    assert done.code == 3 and f"envbuild fix {other.log} --python ENV" in done.stderr
+
+
 def test_a_uv_project_gets_an_older_torch_and_gets_its_files_back(tmp_path: Path) -> None:
     """`uv add` writes into pyproject.toml."""
     folder, log = tmp_path.resolve() / "project", tmp_path / "train.log"
