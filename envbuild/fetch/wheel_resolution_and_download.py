@@ -155,6 +155,8 @@ def contradiction(
     return error.hint if error else None
 
 
+_MOST_CHECKS = 4  # calls of uv at a time, to find out which pre-releases a requirement names
+
 # uv's message if the requirement of a package names a pre-release explicitly, such as ==0.66b2.
 _NAMED = re.compile(r"`([A-Za-z0-9._-]+)` was requested with a pre-release marker")
 
@@ -164,15 +166,17 @@ def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, g
     if no other release has a usable wheel."""
     named = {canonicalize_name(r.name) for r in map(Requirement, given) if r.specifier.prereleases}
     odd = {name for name, version in resolved.versions.items() if Version(version).is_prerelease} - named
-    while asking := {name for name in odd if resolved.wanted_by[name] - {""}}:
-        # all other packages are pinned, so uv fails only for these; it may name only some of them at a time
-        pins = [f"{name}=={version}" for name, version in resolved.versions.items() if name not in asking]
+
+    def is_named(name: str) -> bool:
+        # all other packages are pinned, so uv fails only for this one
+        pins = [f"{other}=={version}" for other, version in resolved.versions.items() if other != name]
         with temporary_files.folder("uv") as folder:
             done = _compile(pins, python, glibc, *_RELEASES, *_lists(folder, (), pins))
-        found = {canonicalize_name(name) for name in _NAMED.findall(done.stderr)} & asking if done.code else set()
-        if not found:
-            break
-        odd -= found
+        return done.code != 0 and name in {str(canonicalize_name(found)) for found in _NAMED.findall(done.stderr)}
+
+    required = sorted(name for name in odd if resolved.wanted_by[name] - {""})
+    with ThreadPoolExecutor(_MOST_CHECKS) as pool:
+        odd -= {name for name, found in zip(required, pool.map(is_named, required), strict=True) if found}
     if odd:
         raise _prerelease(resolved, sorted(odd), python, glibc)
 
@@ -330,18 +334,15 @@ def _file_name(address: str) -> str:
 
 def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
     """Size of each file in bytes. Raises NetworkError."""
-    return {wheel: head.bytes for wheel, head in request_heads(addresses).items()}
-
-
-def request_heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
-    """Size and range support of each file, by HEAD requests. Raises NetworkError."""
     files = [wheel.file for wheel in addresses]
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-        return dict(zip(addresses, pool.map(_head, addresses.values(), files), strict=True))
+        heads = pool.map(request_head, addresses.values(), files)
+        return {wheel: head.bytes for wheel, head in zip(addresses, heads, strict=True)}
 
 
 @thread_safe_cache
-def _head(address: str, file: str) -> Head:
+def request_head(address: str, file: str) -> Head:
+    """Size and range support of a wheel file, by a HEAD request. Raises NetworkError."""
     return file_download_and_range_reads.head(index_config.shared_session(), RemoteFile(address, file))
 
 

@@ -267,15 +267,9 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
         # resolve a second time, so that the runtime image's wheels keep their versions and layers
         resolved = resolved_with(inputs.tools, {**keep, **resolved.versions})
     located = wheel_resolution_and_download.locate(resolved.versions, inputs.python, inputs.glibc)
-    heads = wheel_resolution_and_download.request_heads(located)
-    wheel_conflicts.refuse_offered(located, heads)
     locked = [
-        LockedWheel(
-            wheel,
-            head.bytes,
-            _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), head.bytes, wheel.name in overridden),
-        )
-        for wheel, head in heads.items()
+        LockedWheel(wheel, size, _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), size, wheel.name in overridden))
+        for wheel, size in wheel_conflicts.check_offered(located).items()
     ]
     late = {item.layer for item in locked if item.wheel.name not in kinds}
     order = {name: index for index, name in enumerate(_order(locked, overridden, late))}

@@ -13,12 +13,18 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envbuild.facts import database
-from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_file_lists_and_clashes
-from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
+from envbuild.fetch import (
+    file_download_and_range_reads,
+    index_config,
+    sha256_file_store,
+    wheel_file_lists_and_clashes,
+    wheel_resolution_and_download,
+)
+from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_file_lists_and_clashes import SITE, Clash, Listing, clashes, module
 from envbuild.lock import wheel_file_hashes_and_contents
@@ -34,18 +40,28 @@ _SITES = re.compile(rf"(?:{SITE}|(?:local/)?lib/python3(?:\.[0-9]+)?/dist-packag
 _HINT = "leave one of the packages out, or lock a different version of it"
 
 
-def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) -> None:
-    """Check wheels before they are locked, if their listings are available without a download.
+@dataclass(frozen=True)
+class OfferedListing:
+    """What an index showed of a wheel without a download: the files that it installs, and its size in bytes."""
+
+    listing: Listing
+    bytes: int
+
+
+def check_offered(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
+    """Check wheels before they are locked, if their listings are available without a download. Return the size of each
+    wheel in bytes.
 
     Raises ProfileError if they conflict; NetworkError if an index does not answer; for a wheel in the store, the errors
     of wheel_file_hashes_and_contents.listing.
     """
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-        found = pool.map(lambda wheel: (_name(wheel), _offered(wheel, addresses[wheel], heads[wheel])), addresses)
-        listings = {name: listing for name, listing in found if listing}
+        found = dict(zip(addresses, pool.map(_offered, addresses, addresses.values()), strict=True))
+    listings = {_name(wheel): listing for wheel, (listing, _) in found.items() if listing}
     faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _may_be_equal(clash, listings))]
     if faults:
         raise ProfileError("; ".join(faults[:_MOST]), hint=_HINT)
+    return {wheel: size for wheel, (_, size) in found.items()}
 
 
 def refuse_stored(
@@ -79,29 +95,31 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
     return [f"{name}: {fault}" for name, listing in listings.items() for fault in listing.faults]
 
 
-def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
-    """The files that a wheel installs; None if only a download would show them. Raises ProfileError for an invalid
-    wheel on the index, and the errors of wheel_file_hashes_and_contents.listing."""
+def _offered(wheel: Wheel, address: str) -> tuple[Listing | None, int]:
+    """The files that a wheel installs, or None if only a download would show them; and its size in bytes. What was read
+    from the index before is in the cache. Raises ProfileError for an invalid wheel on the index, and the errors of
+    wheel_file_hashes_and_contents.listing."""
     held = sha256_file_store.wheel_store().path(wheel.sha256, wheel.file)
-    if held.is_file():
-        return wheel_file_hashes_and_contents.listing(held)
+    stored = wheel_file_hashes_and_contents.listing(held) if held.is_file() else None
     noted = user_folders.cache_folder("listings") / f"{wheel.sha256}.json"
-    known = sha256_file_store.noted(noted, Listing)
-    if known is not None or not head.ranges:
-        return known
+    if known := sha256_file_store.noted(noted, OfferedListing):
+        return stored or known.listing, known.bytes
+    head = wheel_resolution_and_download.request_head(address, wheel.file)
+    if stored or not head.ranges:
+        return stored, head.bytes
     try:
         with file_download_and_range_reads.open_remote_file(
             index_config.shared_session(), RemoteFile(address, wheel.file), head.bytes
         ) as stream:
             found = wheel_file_lists_and_clashes.read(stream, wheel.file)
     except file_download_and_range_reads.RangeIgnored:
-        return None
+        return None, head.bytes
     except ValueError as error:
         raise ProfileError(
             f"{wheel.file} is not a readable wheel: {error}", hint="lock a different version of it"
         ) from None
-    atomic_files.write_atomically(noted, json.dumps(asdict(found)))
-    return found
+    atomic_files.write_atomically(noted, json.dumps(asdict(OfferedListing(found, head.bytes))))
+    return found, head.bytes
 
 
 # conflicts between two wheels

@@ -224,6 +224,28 @@ def test_a_prerelease_that_is_named_is_locked(project: Path, index: Index, packa
     assert locked(project).versions["alpha"] == "3.0rc1"
 
 
+@pytest.mark.legitimate("a user", "locked packages name several pre-releases, of which one requires another", "locked")
+def test_several_prereleases_that_are_named_are_locked(project: Path, index: Index) -> None:
+    profile(project, "beta")
+    write_wheel(index.folder, "beta", "1.0", ["alpha==3.0rc1"])
+    write_wheel(index.folder, "alpha", "3.0rc1", ["gamma==2.0b2"])
+    write_wheel(index.folder, "gamma", "2.0b2")
+    write_wheel(index.folder, "gamma", "1.0")
+    done = run()
+    assert done.code == 0, done.stderr
+    assert (locked(project).versions["alpha"], locked(project).versions["gamma"]) == ("3.0rc1", "2.0b2")
+
+
+@pytest.mark.attack("an index", "one of two pre-releases is named by no package", "refused, and only that one is named")
+def test_a_prerelease_that_is_not_named_is_refused_next_to_one_that_is(project: Path, index: Index) -> None:
+    profile(project, "beta")
+    write_wheel(index.folder, "beta", "1.0", ["alpha==3.0rc1", "gamma>1"])
+    write_wheel(index.folder, "alpha", "3.0rc1")
+    write_wheel(index.folder, "gamma", "1.0")
+    write_wheel(index.folder, "gamma", "2.0b2")
+    assert "only a pre-release fits, and no requirement names one: gamma\n" in refusal(run())
+
+
 @pytest.mark.attack(
     "an index", "only a wheel of years ago is usable", "refused: both versions and the ways out are named"
 )

@@ -23,10 +23,10 @@ from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.facts import database
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
-from envbuild.fetch.wheel_file_lists_and_clashes import Listing
 from envbuild.lock import lock_creation_and_update, lock_file, wheel_conflicts, wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
+from envbuild.lock.wheel_conflicts import OfferedListing
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.progress_events import Progress
 from envbuild.profile.model import SelfTest
@@ -251,7 +251,7 @@ def test_an_identical_file_of_a_namespace_is_not_a_conflict(index: Index, projec
     assert {item.wheel.name for item in made.wheels} == {"pip", "torch", "one", "two"}
     index.requests.clear()
     forget()
-    wheel_conflicts.refuse_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels}, no_heads(made))
+    wheel_conflicts.check_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels})
     assert index.requests == [] and not list(sha256_file_store.wheel_store().folder.glob("*"))
     build_downloads.fetch_image_parts(current_plan, made, cast(Progress, Silent()))
 
@@ -266,12 +266,8 @@ def test_the_known_forms_of_a_namespace_go_together(tmp_path: Path) -> None:
     wheel_conflicts.refuse_stored(stored(*files))
 
 
-def no_heads(made: Lock) -> dict[Wheel, Any]:
-    return {item.wheel: None for item in made.wheels}
-
-
 @pytest.mark.legitimate("a cache", "a listing in it is damaged or of another form", "made again")
-@pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": "0 1"}}'])
 def test_a_damaged_listing_in_the_cache_is_made_again(content: str, index: Index, project: Path) -> None:
     current_plan = plan(project)
     made = lock_creation_and_update.update_lock(current_plan, None)
@@ -279,7 +275,9 @@ def test_a_damaged_listing_in_the_cache_is_made_again(content: str, index: Index
         noted.write_text(content, encoding="utf-8")
     forget()
     assert lock_creation_and_update.update_lock(current_plan, None).wheels == made.wheels
-    assert all(sha256_file_store.noted(noted, Listing) for noted in user_folders.cache_folder("listings").iterdir())
+    assert all(
+        sha256_file_store.noted(noted, OfferedListing) for noted in user_folders.cache_folder("listings").iterdir()
+    )
 
 
 @pytest.mark.attack(AUTHOR, "packs entry points with LZMA, or a start-up file with a wrong checksum", "refused")

@@ -17,10 +17,10 @@ from envbuild.fetch import (
     wheel_file_lists_and_clashes,
     wheel_resolution_and_download,
 )
-from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
+from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
-from envbuild.fetch.wheel_file_lists_and_clashes import Listing
 from envbuild.lock import lock_file, wheel_conflicts
+from envbuild.lock.wheel_conflicts import OfferedListing
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.value_types import StartupFile
 from envbuild.resolve import profile_reader_and_overrides
@@ -61,16 +61,15 @@ def look(group: tuple[LockedWheel, ...], python: str, glibc: str, accepted: Coll
     versions = {item.wheel.name: item.wheel.version for item in group}
     found = wheel_resolution_and_download.locate(versions, python, glibc, {item.wheel.sha256 for item in group})
     assert set(found) == {item.wheel for item in group}
-    heads = wheel_resolution_and_download.request_heads(found)
-    wheel_conflicts.refuse_offered(found, heads)
+    wheel_conflicts.check_offered(found)
     folder = user_folders.cache_folder("listings")
-    noted = {wheel: sha256_file_store.noted(folder / f"{wheel.sha256}.json", Listing) for wheel in found}
-    listings = {wheel: listing for wheel, listing in noted.items() if listing is not None}
-    assert listings.keys() == found.keys()
+    noted = {wheel: sha256_file_store.noted(folder / f"{wheel.sha256}.json", OfferedListing) for wheel in found}
+    offered = {wheel: known for wheel, known in noted.items() if known is not None}
+    assert offered.keys() == found.keys()
     starting = {
-        wheel: reduced(wheel, found[wheel], heads[wheel])
-        for wheel, listing in listings.items()
-        if any(map(STARTUP.fullmatch, listing.files))
+        wheel: reduced(wheel, found[wheel], known.bytes)
+        for wheel, known in offered.items()
+        if any(map(STARTUP.fullmatch, known.listing.files))
     }
     wheel_conflicts.refuse_stored(
         (), accepted, {f"{wheel.name} {wheel.version}": file for wheel, file in starting.items()}
@@ -81,7 +80,7 @@ def look(group: tuple[LockedWheel, ...], python: str, glibc: str, accepted: Coll
         assert brought <= {BROUGHT.get(wheel.name)}, wheel
 
 
-def reduced(wheel: Wheel, address: str, head: Head) -> Path:
+def reduced(wheel: Wheel, address: str, size: int) -> Path:
     """Return a wheel of the same name with only the start-up members, read by range requests; kept for the other
     profiles."""
     file = user_folders.cache_folder("startup") / wheel.sha256 / wheel.file
@@ -89,9 +88,7 @@ def reduced(wheel: Wheel, address: str, head: Head) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         session = index_config.index_session()
         with (
-            file_download_and_range_reads.open_remote_file(
-                session, RemoteFile(address, wheel.file), head.bytes
-            ) as stream,
+            file_download_and_range_reads.open_remote_file(session, RemoteFile(address, wheel.file), size) as stream,
             zipfile.ZipFile(stream) as whole,
             zipfile.ZipFile(file, "w") as kept,
         ):

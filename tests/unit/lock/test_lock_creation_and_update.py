@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
-from envbuild.fetch import apt_resolution_and_download, wheel_resolution_and_download
+from envbuild.fetch import apt_resolution_and_download, file_download_and_range_reads, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
 from envbuild.lock.lock_entry_types import Nvcc, RecordedWheel
-from envbuild.lock.lock_file import Lock, inputs
+from envbuild.lock.lock_file import EVERYTHING, Lock, inputs
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import ProfileError, UsageError
+from unit.conftest import forget
 from unit.support import (
     PROFILE,
     Index,
@@ -122,6 +125,27 @@ def test_a_current_lock_is_left_unchanged(project: Path, links: Path, first: Loc
     mirror.requests.clear()
     assert lock_creation_and_update.update_lock(plan, first) is first
     assert mirror.requests == []
+
+
+def test_sizes_and_listings_are_requested_only_once(
+    project: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    head = file_download_and_range_reads.head
+
+    def counted(session: requests.Session, remote: RemoteFile) -> Head:
+        asked.append(remote.name)
+        return head(session, remote)
+
+    monkeypatch.setattr(file_download_and_range_reads, "head", counted)
+    with serving(Index(links, ranges=True)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.address)
+        made = lock_creation_and_update.update_lock(plan_of(project, SMALL), None)
+        assert sorted(asked) == sorted(item.wheel.file for item in made.wheels)
+        asked.clear()
+        forget()  # as in another process
+        again = lock_creation_and_update.update_lock(plan_of(project, SMALL), made, frozenset({EVERYTHING}))
+    assert (again, asked) == (made, [])
 
 
 def test_a_change_of_description_or_selftest_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
