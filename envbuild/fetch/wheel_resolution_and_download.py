@@ -170,9 +170,14 @@ def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, g
     def is_named(name: str) -> bool:
         # all other packages are pinned, so uv fails only for this one
         pins = [f"{other}=={version}" for other, version in resolved.versions.items() if other != name]
-        with temporary_files.folder("uv") as folder:
-            done = _compile(pins, python, glibc, *_RELEASES, *_lists(folder, (), pins))
-        return done.code != 0 and name in {str(canonicalize_name(found)) for found in _NAMED.findall(done.stderr)}
+        for where in (_FROM_CACHE, ()):
+            with temporary_files.folder("uv") as folder:
+                done = _compile(pins, python, glibc, *where, *_RELEASES, *_lists(folder, (), pins))
+            if name in {str(canonicalize_name(found)) for found in _NAMED.findall(done.stderr)}:
+                return True
+            if done.code == 0:
+                break
+        return False
 
     required = sorted(name for name in odd if resolved.wanted_by[name] - {""})
     with ThreadPoolExecutor(_MOST_CHECKS) as pool:
@@ -182,6 +187,8 @@ def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, g
 
 
 _RELEASES = ("--prerelease", "explicit")
+# If uv has just resolved these packages, the answers of the indexes are in its cache.
+_FROM_CACHE = ("--offline",)
 
 
 class OnlyPreReleases(ProfileError):
@@ -268,15 +275,21 @@ def _parse(text: str) -> Resolved:
     return Resolved(versions, wanted_by)
 
 
-def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:
+def locate(
+    versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = (), *, just_resolved: bool = False
+) -> dict[Wheel, str]:
     """For each pinned version, the best wheel file for the image, and its current URL.
 
     A file whose sha256 is in `locked` is preferred to a better file, which an index may have received after locking.
+    `just_resolved`: uv has just resolved these versions, so its cache is asked before the indexes.
     Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
     """
     pins = [f"{name}=={version}" for name, version in versions.items()]
-    done = _compile(pins, python, glibc, "--no-deps", "--format", "pylock.toml")
-    if done.code:
+    for where in (_FROM_CACHE, ()) if just_resolved else ((),):
+        done = _compile(pins, python, glibc, *where, "--no-deps", "--format", "pylock.toml")
+        if done.code == 0:
+            break
+    else:
         raise uv_error_translator.resolution_error(pins, done)
     supported = tags(python, glibc)
     found: dict[Wheel, str] = {}

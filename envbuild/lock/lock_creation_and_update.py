@@ -266,7 +266,7 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
     if inputs.tools:
         # resolve a second time, so that the runtime image's wheels keep their versions and layers
         resolved = resolved_with(inputs.tools, {**keep, **resolved.versions})
-    located = wheel_resolution_and_download.locate(resolved.versions, inputs.python, inputs.glibc)
+    located = wheel_resolution_and_download.locate(resolved.versions, inputs.python, inputs.glibc, just_resolved=True)
     locked = [
         LockedWheel(wheel, size, _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), size, wheel.name in overridden))
         for wheel, size in wheel_conflicts.check_offered(located).items()

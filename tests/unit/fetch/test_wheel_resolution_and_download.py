@@ -311,6 +311,23 @@ def test_the_best_wheel_is_taken(folder: Path) -> None:
             (folder / f"{name}-1.0-{tags[0]}.whl").unlink(missing_ok=True)
 
 
+def test_wheels_that_were_just_resolved_are_located_without_a_request(
+    served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    write_wheel(served.folder, "one", "1.0")
+    write_wheel(served.folder, "two", "1.0b1")
+    write_wheel(served.folder, "three", "1.0", ["one", "two==1.0b1"])
+    versions = resolve("three").versions
+    online = wheel_resolution_and_download.locate(versions, PYTHON, GLIBC)
+    served.requests.clear()
+    assert wheel_resolution_and_download.locate(versions, PYTHON, GLIBC, just_resolved=True) == online
+    assert served.requests == []
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    assert wheel_resolution_and_download.locate(versions, PYTHON, GLIBC, just_resolved=True) == online
+    assert served.requests != []
+
+
 def test_the_higher_number_of_two_builds_is_chosen(folder: Path) -> None:
     for build in ("1.0", "1.0-2", "1.0-10"):
         write_wheel(folder, "alpha", build)
