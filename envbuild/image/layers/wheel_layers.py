@@ -56,8 +56,10 @@ class WheelLayer:
         )
 
     def tar_size(self) -> int:
-        """Return the size in bytes of the tar that `write` writes if there are no pins. Reads little of the wheels, and
-        does not verify them. Raises WheelRefused and LockError as `write` does."""
+        """Return the size in bytes of the tar that `write` writes. Reads little of the wheels, without a check of them.
+        Raises WheelRefused and LockError as `write` does."""
+        if self.pins:
+            return layer_writer.tar_size(chain.from_iterable(self._changed_metadata().values()))
         with files_of_wheels(self.wheels, self.python) as files:
             return layer_writer.tar_size(files.values())
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from envbuild.image.layers.layer_writer import TAR_BLOCK, WrittenLayer, require_same_layer, tar_header
+from envbuild.image.layers.wheel_layers import WheelLayer
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import ImageToLoad, LayerToSend, OciImage
 from envbuild.util.errors import BuildError
@@ -30,16 +32,18 @@ def docker_archive(
     names: list[str] = []
     written: list[WrittenLayer] = []
     sent: dict[str, str] = {}  # diff id -> name; a base image may have the same layer twice
-    for number, layer in enumerate(image.layers, 1):
-        name = sent.get(layer.written.diff_id) if layer.written else None
-        names.append(name or f"{number}.tar")
-        if layer.written and (name or layer.written.diff_id in left_out):
-            written.append(layer.written)
-            continue
-        yield tar_header(names[-1], b"0", 0o644, layer.tar_size)
-        written.append((yield from _tar_blocks(layer)))
-        yield b"\0" * (-layer.tar_size % TAR_BLOCK)
-        sent[written[-1].diff_id] = names[-1]
+    with ThreadPoolExecutor(1) as pool:
+        early = {place: pool.submit(_in_memory, layer) for place, layer in enumerate(image.layers) if _is_small(layer)}
+        for place, layer in enumerate(image.layers):
+            name = sent.get(layer.written.diff_id) if layer.written else None
+            names.append(name or f"{place + 1}.tar")
+            if layer.written and (name or layer.written.diff_id in left_out):
+                written.append(layer.written)
+                continue
+            yield tar_header(names[-1], b"0", 0o644, layer.tar_size)
+            written.append((yield from _tar_blocks(layer, early.get(place))))
+            yield b"\0" * (-layer.tar_size % TAR_BLOCK)
+            sent[written[-1].diff_id] = names[-1]
     complete = image.with_layers(written)
     on_written(complete)
     config = f"{complete.id.removeprefix('sha256:')}.json"
@@ -48,8 +52,30 @@ def docker_archive(
     yield b"\0" * 2 * TAR_BLOCK
 
 
-def _tar_blocks(layer: LayerToSend) -> Generator[bytes, None, WrittenLayer]:
-    found = yield from layer_blobs.layer_blocks(layer.described.recipe, plain=True)
+def _is_small(layer: LayerToSend) -> bool:
+    """Whether a layer that is not in the cache has only changed metadata. It is written while the layers before it are
+    sent, because the wheels that it changes are hashed."""
+    recipe = layer.described.recipe
+    return layer.written is None and isinstance(recipe, WheelLayer) and bool(recipe.pins)
+
+
+def _in_memory(layer: LayerToSend) -> tuple[list[bytes], WrittenLayer]:
+    written: list[WrittenLayer] = []
+
+    def blocks() -> Generator[bytes, None, None]:
+        written.append((yield from layer_blobs.layer_blocks(layer.described.recipe, plain=True)))
+
+    return list(blocks()), written[0]
+
+
+def _tar_blocks(
+    layer: LayerToSend, early: Future[tuple[list[bytes], WrittenLayer]] | None
+) -> Generator[bytes, None, WrittenLayer]:
+    if early:
+        blocks, found = early.result()
+        yield from blocks
+    else:
+        found = yield from layer_blobs.layer_blocks(layer.described.recipe, plain=True)
     if layer.written:
         require_same_layer(found.diff_id, layer.written.diff_id)
     if found.diff_size != layer.tar_size:

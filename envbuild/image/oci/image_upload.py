@@ -26,6 +26,6 @@ def upload_image(
         on_line(f"layer {described.title}: {f'{layer.size / 1e6:.0f} MB' if sent else 'there already'}")
 
     pairs = {layer.digest: (one, layer) for one, layer in zip(image.described, image.layers, strict=True)}
-    run_layer_tasks(upload, pairs.values(), place.abort)
+    run_layer_tasks(upload, pairs.values(), place.abort, lambda pair: pair[1].size)
     place.put_blob(image.configuration)
     place.put_manifest(tag, image.manifest)

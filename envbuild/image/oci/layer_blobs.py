@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,20 +46,20 @@ def learn_layers(description: ImageDescription, on_layer: Callable[[str], None])
 
 def find_tar_sizes(description: ImageDescription, on_layer: Callable[[str], None]) -> ImageToLoad:
     """Find the size of each layer's tar, several layers at once. A layer of wheels that is not cached is written only
-    when it is sent; its size follows from the directories of its wheels. Other layers that are not cached, including
-    that of the overrides, are written now. `on_layer` gets a line for each layer whose digests are known. Raises what
-    the recipes raise."""
+    when it is sent; its size follows from the directories of its wheels. Other layers that are not cached are written
+    now. `on_layer` gets a line for each layer whose digests are known. Raises what the recipes raise."""
 
     def find(described: DescribedLayer, stop: StopSignal) -> LayerToSend:
         recipe = described.recipe
         layer = layer_cache.known_layer(recipe)
-        if layer is None and isinstance(recipe, WheelLayer) and not recipe.pins:
+        if layer is None and isinstance(recipe, WheelLayer):
             return LayerToSend(described, recipe.tar_size(), None)
         layer = layer or layer_cache.stream_layer(recipe, lambda block: stop.check())
         on_layer(_shown(described, layer))
         return LayerToSend(described, layer.diff_size, layer)
 
-    return ImageToLoad(tuple(run_layer_tasks(find, description.layers)), description.with_layers)
+    layers = run_layer_tasks(find, description.layers, work=_bytes_read)
+    return ImageToLoad(tuple(layers), description.with_layers)
 
 
 def with_cached_layers(image: ImageToLoad) -> ImageToLoad:
@@ -92,7 +93,15 @@ def _each_layer(
         on_layer(_shown(described, layer))
         return layer
 
-    return description.with_layers(run_layer_tasks(layer_of, description.layers))
+    return description.with_layers(run_layer_tasks(layer_of, description.layers, work=_bytes_read))
+
+
+def _bytes_read(described: DescribedLayer) -> float:
+    """The bytes of a layer's wheels. Other layers, such as a base, are really compressed, which takes longest."""
+    recipe = described.recipe
+    if not isinstance(recipe, WheelLayer):
+        return math.inf
+    return sum(wheel.file.stat().st_size for wheel in recipe.wheels if wheel.file.exists())
 
 
 def _shown(described: DescribedLayer, layer: WrittenLayer) -> str:

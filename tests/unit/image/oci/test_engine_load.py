@@ -8,7 +8,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.image.docker_engine import Image
 from envbuild.image.layers import gzip_members, layer_cache
 from envbuild.image.layers.base_image_layers import BaseBlobLayer
+from envbuild.image.layers.layer_cache import LayerRecipe
+from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.layers.wheel_reader import WheelMember, WheelReader, WheelRefused
+from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.engine_load import known_layers, load_image
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.layer_blobs import find_tar_sizes, learn_layers, with_cached_layers, write_layers_again
@@ -226,6 +230,45 @@ def test_a_new_layer_of_wheels_is_written_once_while_it_is_sent(
     assert sent == write_layers_again(one, lambda line: None)
     assert engine.names["envbuild/sample:1"] == sent.id
     assert find_tar_sizes(one, lambda line: None).complete == sent
+
+
+def with_changed_metadata(wheel: Path) -> ImageDescription:
+    """An image whose second layer is a wheel, and whose third layer has this wheel's changed metadata."""
+    base, torch, own = with_wheel(wheel).layers
+    recipe = WheelLayer("3.11", (WheelOfLayer(wheel, file_digest(wheel)),), (("pinned", "2"),))
+    return replace(described(), layers=(base, torch, DescribedLayer("overrides", "overrides", recipe), own))
+
+
+def test_changed_metadata_is_written_while_the_layers_before_it_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = with_changed_metadata(odd_wheel(tmp_path, WHEEL, metadata="Requires-Dist: pinned==1\n"))
+    written, blocks = threading.Event(), layer_blobs.layer_blocks
+
+    def watched(recipe: LayerRecipe, **options: Any) -> Generator[bytes, None, WrittenLayer]:
+        changed = isinstance(recipe, WheelLayer) and recipe.pins
+        if isinstance(recipe, WheelLayer) and not changed:
+            assert written.wait(30), "the changed metadata is not written yet"
+        layer = yield from blocks(recipe, **options)
+        if changed:
+            written.set()
+        return layer
+
+    monkeypatch.setattr(layer_blobs, "layer_blocks", watched)
+    sent = send(LoadingEngine(), one)
+    assert layer_cache.known_layer(one.layers[2].recipe) == sent.layers[2]
+    assert sent == write_layers_again(one, lambda line: None)
+
+
+def test_a_wheel_that_was_damaged_before_its_metadata_changed_is_never_part_of_an_image(tmp_path: Path) -> None:
+    wheel = odd_wheel(tmp_path, WHEEL, metadata="Requires-Dist: pinned==1\n")
+    one = with_changed_metadata(wheel)
+    send(LoadingEngine(), with_wheel(wheel))  # the layer of the wheel is cached
+    odd_wheel(tmp_path, WHEEL, metadata="Requires-Dist: pinned==1\nRequires-Dist: more\n")
+    engine = LoadingEngine()
+    with pytest.raises((HashMismatch, BuildError)):
+        send(engine, one)
+    assert b"manifest.json" not in engine.received
 
 
 @pytest.mark.parametrize("damage", ["CRC", "RECORD", "another wheel"])

@@ -23,6 +23,20 @@ def test_the_results_are_in_the_order_of_the_items() -> None:
     assert run_layer_tasks(task, []) == []
 
 
+def test_the_longest_tasks_begin_first() -> None:
+    begun: list[int] = []
+    four = threading.Barrier(4)
+
+    def task(item: int, stop: StopSignal) -> int:
+        begun.append(item)
+        if len(begun) <= 4:
+            four.wait(30)
+        return item
+
+    assert run_layer_tasks(task, [1, 9, 2, 8, 3, 7], work=float) == [1, 9, 2, 8, 3, 7]
+    assert begun[:4] == [9, 8, 7, 3]
+
+
 def test_the_first_error_ends_running_tasks_and_starts_few_others() -> None:
     """Four tasks run: one fails after the other three have started, and these three end at their next check. The thread
     of the failed task may begin one more task before the signal is set."""
