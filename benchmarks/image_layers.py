@@ -4,6 +4,7 @@ python benchmarks/image_layers.py write NAME                    write all layers
 python benchmarks/image_layers.py push NAME REGISTRY/NAME       find what is missing, and push it, as `push` does
 python benchmarks/image_layers.py push-zstd NAME REGISTRY/NAME  the same as `push --zstd`
 python benchmarks/image_layers.py archive NAME FILE [OTHER]     write what an engine gets that has the image of OTHER
+python benchmarks/image_layers.py changed NAME OTHER            write to nowhere what the image of OTHER lacks
 
 The commands `verify --rebuild` and `push` do more: they check and send evidence, which needs a verified image.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from options import program
 
 from envbuild.image import registry_push, zstd_push
+from envbuild.image.layers import layer_cache
 from envbuild.image.oci import image_upload
 from envbuild.image.oci.docker_archive import docker_archive
 from envbuild.image.oci.image_description import OciImage
@@ -36,6 +38,12 @@ def main() -> None:
         left_out = {diff_id for other in others for diff_id in _begins_alike(image, _layers(other)[1])}
         with Path(file).open("wb") as stream:
             stream.writelines(docker_archive(image.to_load, f"{name}:1", left_out, lambda _: None))
+        return
+    if work == "changed":
+        there = set(_begins_alike(image, _layers(targets[0])[1]))
+        for described, layer in zip(image.described, image.layers, strict=True):
+            if layer.diff_id not in there:
+                layer_cache.write_again(described.recipe, lambda block: None)
         return
     for target in targets:
         send = zstd_push.push_layers if work == "push-zstd" else image_upload.upload_image

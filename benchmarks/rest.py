@@ -21,6 +21,7 @@ from stock import CHECKOUT, PINS, profile
 from ways import Ours
 
 from envbuild.fetch.wheel_resolution_and_download import uv_binary
+from envbuild.lock import lock_file
 from envbuild.resolve import profile_reader_and_overrides
 
 _BLOCK = bytes(1 << 22)
@@ -141,13 +142,14 @@ def locks(rounds: Rounds, folder: Path) -> None:
     the calls of uv that `lock --upgrade` makes."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
-    env, names = rounds.stock.outside, lockable()
-    calls = folder / "uv"
+    env, calls = rounds.stock.outside, folder / "uv"
+    # an index without Requires-Python offers releases that do not fit, so that those that do fit seem old
+    upgrade = ["lock", *(names := lockable()), "--upgrade", "--accept-old", lock_file.EVERYTHING]
     # fills uv's cache with the responses of the indexes
-    seconds([*recorded_uv.recording(uv_binary(), calls), "lock", *names, "--upgrade"], env, folder)
+    seconds([*recorded_uv.recording(uv_binary(), calls), *upgrade], env, folder)
     rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))
     for _ in range(_LOCKED):
-        took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
+        took = seconds([*ENVBUILD, *upgrade], env, folder)
         rounds.note("lock", "with --upgrade", seconds=took, profiles=len(names))
         took, count = recorded_uv.repeated(calls)
         rounds.note("lock", "its calls of uv", seconds=took, calls=count)

@@ -142,6 +142,10 @@ class Ours:
         """Write the archive that an engine gets to load this image. `others`: the pins of images that it has."""
         self._layers("archive", profile(pin), str(file), *map(profile, others))
 
+    def write_changed(self, pin: str, other: str) -> None:
+        """Write the layers of an image that another image lacks, to nowhere."""
+        self._layers("changed", profile(pin), profile(other))
+
     def export(self, folder: Path) -> None:
         """Write the image as an OCI layout."""
         run(self.stock, "export", "oci", BENCH, str(folder))

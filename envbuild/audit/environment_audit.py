@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
 from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, LD_PRELOAD, Copy, Holdings
-from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity, VersionMismatch
+from envbuild.audit.finding_types import SEVERITIES, Finding, Severity, VersionMismatch
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import is_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from envbuild.audit.collected_environment import HeldExtension, Holdings
-from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.audit.finding_types import Finding
 from envbuild.facts import torch_cuda_arch_list_parser
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.selftest.inventory import extension_file_reader

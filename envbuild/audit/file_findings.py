@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.collected_environment import Altered, Holdings
-from envbuild.audit.library_and_distribution_findings import Finding, Severity
+from envbuild.audit.finding_types import Finding, Severity
 from envbuild.facts import database
 from envbuild.profile.value_types import StartupFile
 

@@ -5,40 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, get_args
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.audit.collected_environment import LD_PATH, LD_PRELOAD, SITE, Copy, Holdings
+from envbuild.audit.finding_types import Finding, Severity, VersionMismatch
 from envbuild.facts import database
 
-Severity = Literal["defect", "refuse", "warn", "note"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL", "cudart": "the CUDA runtime", "nvJitLink": "nvJitLink"}
 _MOST_REQUIREMENTS = 50
-
-
-@dataclass(frozen=True)
-class VersionMismatch:
-    """A version that is not as expected. `found`: null if the distribution is not installed; `expected`: a version, or
-    a requirement such as >=2; empty if any version will do."""
-
-    name: str
-    found: str | None
-    expected: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A finding of an audit. `severity`: defect, refuse, warn or note; an environment with only notes is clean.
-    `versions`: all versions that are not as expected; `message` may list only some of them."""
-
-    id: str
-    severity: Severity
-    message: str
-    remedy: str
-    versions: tuple[VersionMismatch, ...] = ()
 
 
 def not_imported(version: str, failure: str, memory: int) -> Finding:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -311,11 +312,14 @@ def _read(path: Path, image_id: str) -> RunRecord | None:
     """Return the record that a statement refers to. Returns None unless the record gives exactly this statement, and
     the record's digest and image match the statement's file name and `image_id`."""
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-        text = record_text(path)
-        record = validate_record(json.loads(text))
-        digest = hashlib.sha256(text).hexdigest()
-        whole = stated == test_statement(record, digest).document() and path.name == f"{digest}.statement.json"
-        return record if whole and record.subject == image_id else None
+        return _intact_record(path.read_text(encoding="utf-8"), record_text(path), path.name, image_id)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+@lru_cache(maxsize=64)  # several steps of a command read the same evidence
+def _intact_record(statement: str, text: bytes, name: str, image_id: str) -> RunRecord | None:
+    record = validate_record(json.loads(text))
+    digest = hashlib.sha256(text).hexdigest()
+    whole = json.loads(statement) == test_statement(record, digest).document() and name == f"{digest}.statement.json"
+    return record if whole and record.subject == image_id else None

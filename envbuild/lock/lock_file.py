@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import yaml
@@ -136,9 +136,10 @@ def read(file: Path) -> Lock | None:
     if not file.exists():
         return None
     profile_and_lock_name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
-    return _checked(yaml_and_project_paths.read(file, LockError))
+    return parse(yaml_and_project_paths.read_text(file, LockError), yaml_and_project_paths.display(file))
 
 
+@lru_cache(maxsize=32)  # several steps of a command read the same lock
 def parse(text: str, name: str) -> Lock:
     """The lock in a text. `name`: the name of the text in errors. Raises LockError as `read` does."""
     return _checked(yaml_and_project_paths.parse(text, name, LockError))

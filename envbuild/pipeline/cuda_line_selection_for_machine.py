@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from envbuild.doctor import nvml_reader
 from envbuild.image.engine_endpoint_and_errors import endpoint
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import cuda_line_choice, cuda_line_lookup
@@ -64,6 +63,8 @@ def driver_here() -> str | None:
     image."""
     if not runs_here() or in_ci():
         return None
+    from envbuild.doctor import nvml_reader  # not needed for the CPU
+
     return nvml_reader.read().version
 
 

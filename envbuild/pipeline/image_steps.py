@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from envbuild.audit import environment_audit, image_collector
-from envbuild.audit.collected_environment import Holdings
-from envbuild.audit.environment_audit import Audit
+from typing import TYPE_CHECKING
+
 from envbuild.facts import database
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.image import (
@@ -37,6 +36,10 @@ from envbuild.util import atomic_files
 from envbuild.util.errors import CheckFailed, OutOfDate, UsageError
 from envbuild.util.json_output_types import plain
 from envbuild.util.yaml_and_project_paths import display
+
+if TYPE_CHECKING:
+    from envbuild.audit.collected_environment import Holdings
+    from envbuild.audit.environment_audit import Audit
 
 _AS_WRITTEN = Options()
 
@@ -216,6 +219,8 @@ def _build_order(context: StepContext, recipe: Recipe) -> BuildOrder:
 def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Record) -> StepResult[BuiltImage]:
     """Audit the actual contents of an image, set its tag, and write its build record. Raises CheckFailed for a defect
     or a known fault; then the image keeps the tag for images that are not audited, so that it can be inspected."""
+    from envbuild.audit import image_collector  # not needed for an image that exists
+
     lock = recipe.lock
     target = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
     held = image_collector.collect_from_image(
@@ -228,6 +233,8 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
 def require_sound(recipe: Recipe, target: str, held: Holdings) -> Audit:
     """Compare the contents of a new image with its recipe. Raises CheckFailed, with the findings, for a defect or a
     known fault. `target`: the image's name in messages."""
+    from envbuild.audit import environment_audit  # not needed for an image that exists
+
     expected = environment_audit.expected_contents(recipe.loaded, recipe.lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
     try:

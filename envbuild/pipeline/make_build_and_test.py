@@ -23,7 +23,6 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import step_durations
 from envbuild.pipeline.image_steps import load_profile, lock_profile, render_dockerfile, resolve_profile
-from envbuild.pipeline.image_stores import registry_images
 from envbuild.pipeline.image_stores.engine_images import EngineImages
 from envbuild.pipeline.image_stores.image_store import ImageStore
 from envbuild.pipeline.image_stores.image_store_selection import find_image_store, require_image_store
@@ -150,6 +149,8 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
 def _write_image(context: StepContext, recipe: Recipe, options: Options, error: UnusableEngine) -> Image:
     """Write the Dockerfile and the layers of a lock, and note that no engine received the image. Raises BuildError if
     an extension is not compiled, which needs an engine."""
+    from envbuild.pipeline.image_stores import registry_images  # imports the audit
+
     loaded, lock = recipe.loaded, recipe.lock
     lock_paths_of_built_images.note_lock(loaded.known_lock)  # so that `prune` keeps its files
     context.step("render", render_dockerfile, loaded, lock, options)

@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from envbuild.doctor import nvml_reader, parallel_tasks_with_time_limit
-from envbuild.doctor.machine_readings import GpuReading
+from envbuild.doctor import parallel_tasks_with_time_limit
 from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import extension_wheel_build, shared_extension_cache
 from envbuild.image.oci import disk_space_needs
@@ -41,6 +40,9 @@ from envbuild.util import process_locks, settings
 from envbuild.util.errors import EngineError, LockError, NotProved
 from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
+
+if TYPE_CHECKING:
+    from envbuild.doctor.machine_readings import GpuReading
 
 Agree = Callable[[str], bool]
 """Asks the user whether to go on without a proof."""
@@ -186,6 +188,8 @@ def _machine(images: ImageStore | EngineError, profile: Profile, options: Option
     selected = options.request.gpus if profile.gpus else ()
     found, missing = ProofMachine(runner, selected=len(selected)), None
     if profile.gpus and cuda_line_selection_for_machine.runs_here():
+        from envbuild.doctor import nvml_reader  # not needed for the CPU, nor for a proved image
+
         read = nvml_reader.read()
         usable = [gpu for gpu in read.cards if not selected or {str(gpu.index), gpu.uuid} & {*selected}]
         whole = [gpu for gpu in usable if not (gpu.mig and gpu.mig.enabled)]

@@ -19,7 +19,7 @@ from packaging.version import VERSION_PATTERN, Version
 from envbuild.audit import environment_audit, library_and_distribution_findings
 from envbuild.audit.collected_environment import LD_PATH, Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.audit.finding_types import Finding
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
 from envbuild.explain.cause_scoring import NOT_LOADED
 from envbuild.facts import database

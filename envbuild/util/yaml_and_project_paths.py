@@ -74,6 +74,11 @@ def read(
 
     Raises `error`, with the file and line, if the file cannot be read or parsed.
     """
+    return parse(read_text(file, error), display(file), error, empty=empty, faults=faults)
+
+
+def read_text(file: FilePath, error: type[EnvbuildError] = ProfileError) -> str:
+    """Return the text of a file that `read` would parse. Raises `error` if it cannot be read."""
     name = display(file)
     try:
         raw = regular(file, MAX_BYTES)
@@ -82,7 +87,7 @@ def read(
     if len(raw) > MAX_BYTES:
         raise error(f"{name} is larger than {MAX_BYTES} bytes")
     try:
-        return parse(raw.decode("utf-8"), name, error, empty=empty, faults=faults)
+        return raw.decode("utf-8")
     except UnicodeDecodeError as problem:
         line = raw.count(b"\n", 0, problem.start) + 1
         fault = Fault(f"invalid UTF-8 byte 0x{raw[problem.start]:02x}", name, line)

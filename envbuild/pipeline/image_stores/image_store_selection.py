@@ -6,7 +6,6 @@ from envbuild.image.engine_endpoint_and_errors import UnusableEngine
 from envbuild.pipeline import runner_selection
 from envbuild.pipeline.image_stores.engine_images import EngineImages
 from envbuild.pipeline.image_stores.image_store import ImageStore
-from envbuild.pipeline.image_stores.registry_images import RegistryImages
 from envbuild.pipeline.model import RunnerOptions
 from envbuild.pipeline.step_context import StepContext
 from envbuild.testrun.selftest_job import RunRequest
@@ -30,6 +29,8 @@ def find_image_store(
         if cluster.registry is None:
             hint = f"or set the registry of the cluster, which needs no engine: {cluster.name}: {{registry: HOST/NAME}}"
             return UnusableEngine(error.message, hint=f"{error.hint}\n{hint}")
+        from envbuild.pipeline.image_stores.registry_images import RegistryImages  # imports the audit
+
         context.note(f"{error.message}: the registry {cluster.registry} of {cluster.name} receives the image instead")
         return RegistryImages(context, cluster, cluster.registry)
     except EngineError as error:

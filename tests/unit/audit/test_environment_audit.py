@@ -18,10 +18,16 @@ import pytest
 from selftest.environments import SONAMES, Environment, good, library, virtual
 from selftest.named import CUBLASLT_SHADOW, NVJITLINK_SHADOW
 
-from envbuild.audit import collected_environment, environment_audit, file_findings, library_and_distribution_findings
+from envbuild.audit import (
+    collected_environment,
+    environment_audit,
+    file_findings,
+    finding_types,
+    library_and_distribution_findings,
+)
 from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.library_and_distribution_findings import Finding, VersionMismatch
+from envbuild.audit.finding_types import Finding, VersionMismatch
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
 from envbuild.runners import host_runner
@@ -643,7 +649,7 @@ def test_a_truncated_search_is_reported() -> None:
 
 def test_the_counts_name_the_worst_first() -> None:
     found = environment_audit.assess("it", holding(), dataclasses.replace(H20))
-    assert list(found.counts) == [s for s in library_and_distribution_findings.SEVERITIES if s in found.counts]
+    assert list(found.counts) == [s for s in finding_types.SEVERITIES if s in found.counts]
 
 
 # the output of an image is not trusted
