@@ -156,7 +156,7 @@ class Rounds:
             received = time.perf_counter()
 
         with contextlib.closing(docker.APIClient(base_url=self.arena.host, timeout=600)) as client:
-            for message in client.load_image(blocks()):
+            for message in client.load_image(blocks()):  # type: ignore[no-untyped-call]
                 if "error" in message:
                     raise SystemExit(f"the engine could not load the archive: {message['error']}")
         return received

@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.audit import environment_audit, image_collector
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.audit.finding_types import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download

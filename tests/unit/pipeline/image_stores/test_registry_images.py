@@ -17,7 +17,7 @@ import pytest
 
 from envbuild.audit import environment_audit
 from envbuild.audit.environment_audit import Audit
-from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.audit.finding_types import Finding
 from envbuild.cli import status as status_command
 from envbuild.evidence import evidence_statements_and_store, image_status
 from envbuild.image import build_records
