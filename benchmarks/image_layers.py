@@ -4,7 +4,7 @@ python benchmarks/image_layers.py write NAME                    write all layers
 python benchmarks/image_layers.py push NAME REGISTRY/NAME       find what is missing, and push it, as `push` does
 python benchmarks/image_layers.py push-zstd NAME REGISTRY/NAME  the same as `push --zstd`
 python benchmarks/image_layers.py archive NAME FILE [OTHER]     write what an engine gets that has the image of OTHER
-python benchmarks/image_layers.py changed NAME OTHER            write to nowhere what the image of OTHER lacks
+python benchmarks/image_layers.py changed NAME OTHER            write the layers that OTHER lacks, discard the bytes
 
 The commands `verify --rebuild` and `push` do more: they check and send evidence, which needs a verified image.
 """

@@ -143,8 +143,9 @@ def locks(rounds: Rounds, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, calls = rounds.stock.outside, folder / "uv"
-    # an index without Requires-Python offers releases that do not fit, so that those that do fit seem old
-    upgrade = ["lock", *(names := lockable()), "--upgrade", "--accept-old", lock_file.EVERYTHING]
+    names = lockable()
+    # without Requires-Python, releases for other Pythons make the chosen versions seem old
+    upgrade = ["lock", *names, "--upgrade", "--accept-old", lock_file.EVERYTHING]
     # fills uv's cache with the responses of the indexes
     seconds([*recorded_uv.recording(uv_binary(), calls), *upgrade], env, folder)
     rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))

@@ -143,7 +143,7 @@ class Ours:
         self._layers("archive", profile(pin), str(file), *map(profile, others))
 
     def write_changed(self, pin: str, other: str) -> None:
-        """Write the layers of an image that another image lacks, to nowhere."""
+        """Write the layers that another image lacks, and discard the bytes."""
         self._layers("changed", profile(pin), profile(other))
 
     def export(self, folder: Path) -> None:

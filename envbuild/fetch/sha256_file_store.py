@@ -107,6 +107,11 @@ def file_digest(file: Path) -> str:
 T = TypeVar("T")
 
 
+def noted_listing(sha256: str) -> Path:
+    """The cache file with the list of files and the size of a wheel, as an index offered it."""
+    return user_folders.cache_folder("listings") / f"{sha256}.json"
+
+
 def noted(file: Path, kind: type[T]) -> T | None:
     """The value in a JSON cache file; None if the file is missing or invalid, so that it is created again."""
     from pydantic import TypeAdapter  # only few commands need it

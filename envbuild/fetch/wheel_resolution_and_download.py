@@ -155,6 +155,8 @@ def contradiction(
     return error.hint if error else None
 
 
+# Makes uv use only its cache, which has the responses of the indexes if uv has just resolved these packages.
+_FROM_CACHE = ("--offline",)
 _MOST_CHECKS = 4  # calls of uv at a time, to find out which pre-releases a requirement names
 
 # uv's message if the requirement of a package names a pre-release explicitly, such as ==0.66b2.
@@ -173,10 +175,13 @@ def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, g
         for where in (_FROM_CACHE, ()):
             with temporary_files.folder("uv") as folder:
                 done = _compile(pins, python, glibc, *where, *_RELEASES, *_lists(folder, (), pins))
-            if name in {str(canonicalize_name(found)) for found in _NAMED.findall(done.stderr)}:
-                return True
             if done.code == 0:
-                break
+                return False
+            if name in {str(canonicalize_name(word)) for word in _NAMED.findall(done.stderr)}:
+                return True
+        error = uv_error_translator.resolution_error(pins, done)
+        if isinstance(error, NetworkError):
+            raise error
         return False
 
     required = sorted(name for name in odd if resolved.wanted_by[name] - {""})
@@ -187,8 +192,6 @@ def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, g
 
 
 _RELEASES = ("--prerelease", "explicit")
-# If uv has just resolved these packages, the answers of the indexes are in its cache.
-_FROM_CACHE = ("--offline",)
 
 
 class OnlyPreReleases(ProfileError):
@@ -285,11 +288,11 @@ def locate(
     Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
     """
     pins = [f"{name}=={version}" for name, version in versions.items()]
-    for where in (_FROM_CACHE, ()) if just_resolved else ((),):
-        done = _compile(pins, python, glibc, *where, "--no-deps", "--format", "pylock.toml")
-        if done.code == 0:
-            break
-    else:
+    options = ("--no-deps", "--format", "pylock.toml")
+    done = _compile(pins, python, glibc, *_FROM_CACHE, *options) if just_resolved else None
+    if done is None or done.code:
+        done = _compile(pins, python, glibc, *options)
+    if done.code:
         raise uv_error_translator.resolution_error(pins, done)
     supported = tags(python, glibc)
     found: dict[Wheel, str] = {}
@@ -448,12 +451,16 @@ def fetch_wheels(
             file = folder / wheel.sha256
             address = addresses[wheel.file]
             report = functools.partial(progress, wheel.file)
-            file_download_and_range_reads.fetch_file(
-                session, RemoteFile(address, wheel.file), file, report, limit=limits[wheel], stop=stop
-            )
-            if stop.is_set():
-                return
-            store.put(file, wheel.sha256, wheel.file)
+            try:
+                file_download_and_range_reads.fetch_file(
+                    session, RemoteFile(address, wheel.file), file, report, limit=limits[wheel], stop=stop
+                )
+                if stop.is_set():
+                    return
+                store.put(file, wheel.sha256, wheel.file)
+            except HashMismatch:  # the index may have stated a wrong size, too
+                sha256_file_store.noted_listing(wheel.sha256).unlink(missing_ok=True)
+                raise
 
         try:
             list(pool.map(bring, missing))

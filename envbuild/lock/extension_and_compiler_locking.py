@@ -110,7 +110,7 @@ def _tools(
         there = {item.wheel.name for item in locked if item.layer != PACKAGES}
         needed = resolved.closure(canonicalize_name(Requirement(text).name) for text in tools) - there
         located = wheel_resolution_and_download.locate(
-            {name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc
+            {name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc, just_resolved=True
         )
     except ProfileError as error:
         faults = _compiled_with(extension_toolchain, tools)

@@ -136,7 +136,7 @@ def read(file: Path) -> Lock | None:
     if not file.exists():
         return None
     profile_and_lock_name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
-    return parse(yaml_and_project_paths.read_text(file, LockError), yaml_and_project_paths.display(file))
+    return parse(yaml_and_project_paths.yaml_text(file, LockError), yaml_and_project_paths.display(file))
 
 
 @lru_cache(maxsize=32)  # several steps of a command read the same lock

@@ -30,7 +30,7 @@ from envbuild.fetch.wheel_file_lists_and_clashes import SITE, Clash, Listing, cl
 from envbuild.lock import wheel_file_hashes_and_contents
 from envbuild.profile.value_types import StartupFile
 from envbuild.selftest.inventory import startup_files
-from envbuild.util import atomic_files, user_folders
+from envbuild.util import atomic_files
 from envbuild.util.errors import Fault, LockError, ProfileError
 
 _MOST = 20
@@ -42,7 +42,7 @@ _HINT = "leave one of the packages out, or lock a different version of it"
 
 @dataclass(frozen=True)
 class OfferedListing:
-    """What an index showed of a wheel without a download: the files that it installs, and its size in bytes."""
+    """The list of files and the size in bytes of a wheel on an index, read without downloading the wheel."""
 
     listing: Listing
     bytes: int
@@ -96,17 +96,18 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
 
 
 def _offered(wheel: Wheel, address: str) -> tuple[Listing | None, int]:
-    """The files that a wheel installs, or None if only a download would show them; and its size in bytes. What was read
-    from the index before is in the cache. Raises ProfileError for an invalid wheel on the index, and the errors of
-    wheel_file_hashes_and_contents.listing."""
+    """The files that a wheel installs, or None if only a download would show them; and its size in bytes. Sizes and
+    lists of files that were read from an index are cached. Raises ProfileError for an invalid wheel on the index, and
+    the errors of wheel_file_hashes_and_contents.listing."""
     held = sha256_file_store.wheel_store().path(wheel.sha256, wheel.file)
-    stored = wheel_file_hashes_and_contents.listing(held) if held.is_file() else None
-    noted = user_folders.cache_folder("listings") / f"{wheel.sha256}.json"
+    if held.is_file():
+        return wheel_file_hashes_and_contents.listing(held), held.stat().st_size
+    noted = sha256_file_store.noted_listing(wheel.sha256)
     if known := sha256_file_store.noted(noted, OfferedListing):
-        return stored or known.listing, known.bytes
+        return known.listing, known.bytes
     head = wheel_resolution_and_download.request_head(address, wheel.file)
-    if stored or not head.ranges:
-        return stored, head.bytes
+    if not head.ranges:
+        return None, head.bytes
     try:
         with file_download_and_range_reads.open_remote_file(
             index_config.shared_session(), RemoteFile(address, wheel.file), head.bytes

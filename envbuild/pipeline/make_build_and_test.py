@@ -149,7 +149,7 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
 def _write_image(context: StepContext, recipe: Recipe, options: Options, error: UnusableEngine) -> Image:
     """Write the Dockerfile and the layers of a lock, and note that no engine received the image. Raises BuildError if
     an extension is not compiled, which needs an engine."""
-    from envbuild.pipeline.image_stores import registry_images  # imports the audit
+    from envbuild.pipeline.image_stores import registry_images  # loads the audit, which few commands need
 
     loaded, lock = recipe.loaded, recipe.lock
     lock_paths_of_built_images.note_lock(loaded.known_lock)  # so that `prune` keeps its files

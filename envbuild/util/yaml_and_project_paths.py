@@ -74,10 +74,10 @@ def read(
 
     Raises `error`, with the file and line, if the file cannot be read or parsed.
     """
-    return parse(read_text(file, error), display(file), error, empty=empty, faults=faults)
+    return parse(yaml_text(file, error), display(file), error, empty=empty, faults=faults)
 
 
-def read_text(file: FilePath, error: type[EnvbuildError] = ProfileError) -> str:
+def yaml_text(file: FilePath, error: type[EnvbuildError] = ProfileError) -> str:
     """Return the text of a file that `read` would parse. Raises `error` if it cannot be read."""
     name = display(file)
     try:

@@ -56,7 +56,8 @@ class WheelLayer:
         )
 
     def tar_size(self) -> int:
-        """Return the size in bytes of the tar that `write` writes. Reads little of the wheels, without a check of them.
+        """Return the size in bytes of the tar that `write` writes. Reads only a small part of the wheels, and does not
+        verify them.
         Raises WheelRefused and LockError as `write` does."""
         if self.pins:
             return layer_writer.tar_size(chain.from_iterable(self._changed_metadata().values()))

@@ -10,10 +10,12 @@ import json
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_writer import TAR_BLOCK, WrittenLayer, require_same_layer, tar_header
 from envbuild.image.layers.wheel_layers import WheelLayer
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import ImageToLoad, LayerToSend, OciImage
+from envbuild.util import disk_space
 from envbuild.util.errors import BuildError
 
 DOCKER_MANIFEST = "manifest.json"
@@ -33,17 +35,24 @@ def docker_archive(
     written: list[WrittenLayer] = []
     sent: dict[str, str] = {}  # diff id -> name; a base image may have the same layer twice
     with ThreadPoolExecutor(1) as pool:
-        early = {place: pool.submit(_in_memory, layer) for place, layer in enumerate(image.layers) if _is_small(layer)}
-        for place, layer in enumerate(image.layers):
-            name = sent.get(layer.written.diff_id) if layer.written else None
-            names.append(name or f"{place + 1}.tar")
-            if layer.written and (name or layer.written.diff_id in left_out):
-                written.append(layer.written)
-                continue
-            yield tar_header(names[-1], b"0", 0o644, layer.tar_size)
-            written.append((yield from _tar_blocks(layer, early.get(place))))
-            yield b"\0" * (-layer.tar_size % TAR_BLOCK)
-            sent[written[-1].diff_id] = names[-1]
+        early = {
+            number: pool.submit(_in_memory, layer)
+            for number, layer in enumerate(image.layers, 1)
+            if _needs_early_write(layer)
+        }
+        try:
+            for number, layer in enumerate(image.layers, 1):
+                name = sent.get(layer.written.diff_id) if layer.written else None
+                names.append(name or f"{number}.tar")
+                if layer.written and (name or layer.written.diff_id in left_out):
+                    written.append(layer.written)
+                    continue
+                yield tar_header(names[-1], b"0", 0o644, layer.tar_size)
+                written.append((yield from _tar_blocks(layer, early.pop(number, None))))
+                yield b"\0" * (-layer.tar_size % TAR_BLOCK)
+                sent[written[-1].diff_id] = names[-1]
+        finally:
+            pool.shutdown(cancel_futures=True)
     complete = image.with_layers(written)
     on_written(complete)
     config = f"{complete.id.removeprefix('sha256:')}.json"
@@ -52,20 +61,19 @@ def docker_archive(
     yield b"\0" * 2 * TAR_BLOCK
 
 
-def _is_small(layer: LayerToSend) -> bool:
-    """Whether a layer that is not in the cache has only changed metadata. It is written while the layers before it are
-    sent, because the wheels that it changes are hashed."""
+def _needs_early_write(layer: LayerToSend) -> bool:
+    """Whether a layer has only changed metadata and is not cached. Its wheels must be hashed, so it is written while
+    earlier layers are sent."""
     recipe = layer.described.recipe
     return layer.written is None and isinstance(recipe, WheelLayer) and bool(recipe.pins)
 
 
 def _in_memory(layer: LayerToSend) -> tuple[list[bytes], WrittenLayer]:
-    written: list[WrittenLayer] = []
-
-    def blocks() -> Generator[bytes, None, None]:
-        written.append((yield from layer_blobs.layer_blocks(layer.described.recipe, plain=True)))
-
-    return list(blocks()), written[0]
+    blocks: list[bytes] = []
+    try:
+        return blocks, layer_cache.stream_layer(layer.described.recipe, plain=blocks.append)
+    except OSError as error:  # of a file here: the client that reads the blocks would report its own connection
+        raise disk_space.system_fault(error) from error
 
 
 def _tar_blocks(

@@ -45,9 +45,10 @@ def learn_layers(description: ImageDescription, on_layer: Callable[[str], None])
 
 
 def find_tar_sizes(description: ImageDescription, on_layer: Callable[[str], None]) -> ImageToLoad:
-    """Find the size of each layer's tar, several layers at once. A layer of wheels that is not cached is written only
-    when it is sent; its size follows from the directories of its wheels. Other layers that are not cached are written
-    now. `on_layer` gets a line for each layer whose digests are known. Raises what the recipes raise."""
+    """Find the size of each layer's tar, several layers at once. A layer of wheels or of changed metadata that is
+    not cached is written only when it is sent; here its size is computed from its wheels. Other layers that are not
+    cached are written now. `on_layer` gets a line for each layer whose digests are known. Raises what the recipes
+    raise."""
 
     def find(described: DescribedLayer, stop: StopSignal) -> LayerToSend:
         recipe = described.recipe
@@ -58,7 +59,7 @@ def find_tar_sizes(description: ImageDescription, on_layer: Callable[[str], None
         on_layer(_shown(described, layer))
         return LayerToSend(described, layer.diff_size, layer)
 
-    layers = run_layer_tasks(find, description.layers, work=_bytes_read)
+    layers = run_layer_tasks(find, description.layers, work=_expected_work)
     return ImageToLoad(tuple(layers), description.with_layers)
 
 
@@ -93,15 +94,19 @@ def _each_layer(
         on_layer(_shown(described, layer))
         return layer
 
-    return description.with_layers(run_layer_tasks(layer_of, description.layers, work=_bytes_read))
+    return description.with_layers(run_layer_tasks(layer_of, description.layers, work=_expected_work))
 
 
-def _bytes_read(described: DescribedLayer) -> float:
-    """The bytes of a layer's wheels. Other layers, such as a base, are really compressed, which takes longest."""
+def _expected_work(described: DescribedLayer) -> float:
+    """Estimate how long a layer takes, to order the tasks: the bytes of its wheels. Layers without wheels, such as a
+    base, must be compressed, which takes longest."""
     recipe = described.recipe
     if not isinstance(recipe, WheelLayer):
         return math.inf
-    return sum(wheel.file.stat().st_size for wheel in recipe.wheels if wheel.file.exists())
+    try:
+        return sum(wheel.file.stat().st_size for wheel in recipe.wheels)
+    except OSError:  # the task reports it, if it needs the file
+        return 0
 
 
 def _shown(described: DescribedLayer, layer: WrittenLayer) -> str:

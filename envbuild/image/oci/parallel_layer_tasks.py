@@ -55,9 +55,8 @@ def run_layer_tasks(
     """
     stop = StopSignal(on_stop)
     with ThreadPoolExecutor(_THREADS) as pool:
-        wanted = list(items)
-        order = sorted(range(len(wanted)), key=lambda place: work(wanted[place]), reverse=True)
-        running = {place: pool.submit(task, wanted[place], stop) for place in order}
+        ordered = sorted(enumerate(items), key=lambda pair: work(pair[1]), reverse=True)
+        running = {index: pool.submit(task, item, stop) for index, item in ordered}
         try:
             for done in wait(running.values(), return_when=FIRST_EXCEPTION).done:
                 done.result()
@@ -66,4 +65,4 @@ def run_layer_tasks(
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-    return [running[place].result() for place in range(len(wanted))]
+    return [running[index].result() for index in sorted(running)]

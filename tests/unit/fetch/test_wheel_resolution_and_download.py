@@ -16,6 +16,7 @@ from envbuild.fetch import index_config, index_pages, sha256_file_store, wheel_r
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_resolution_and_download import Resolved
 from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError, SettingsError
+from envbuild.util.host_processes import Completed
 from unit.conftest import forget
 from unit.support import Index, configure, quick_pip, serving, sha, write_wheel
 
@@ -326,6 +327,33 @@ def test_wheels_that_were_just_resolved_are_located_without_a_request(
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
     assert wheel_resolution_and_download.locate(versions, PYTHON, GLIBC, just_resolved=True) == online
     assert served.requests != []
+
+
+def test_a_size_that_was_noted_is_forgotten_if_the_download_does_not_fit(served: Index) -> None:
+    file = write_wheel(served.folder, "one", "1.0")
+    wheel = as_locked(file)
+    noted = sha256_file_store.noted_listing(wheel.sha256)
+    noted.write_text("{}", encoding="utf-8")
+    with pytest.raises(HashMismatch, match="longer than 10 bytes"):
+        fetch(wheel, size=10)
+    assert not noted.exists()
+    noted.write_text("{}", encoding="utf-8")
+    assert fetch(wheel) == 1 and noted.exists()
+
+
+def test_an_index_that_does_not_answer_about_a_prerelease_is_reported(
+    served: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(served.folder, "one", "1.0", ["two==1.0b1"])
+    write_wheel(served.folder, "two", "1.0b1")
+    compile_, failed = wheel_resolution_and_download._compile, Completed(2, "", "error: Failed to fetch: `http://x/`")
+
+    def lost(lines: list[str], python: str, glibc: str, *options: str) -> Completed:
+        return failed if "--prerelease" in options else compile_(lines, python, glibc, *options)
+
+    monkeypatch.setattr(wheel_resolution_and_download, "_compile", lost)
+    with pytest.raises(NetworkError):
+        resolve("one")
 
 
 def test_the_higher_number_of_two_builds_is_chosen(folder: Path) -> None:

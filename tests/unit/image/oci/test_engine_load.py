@@ -9,7 +9,7 @@ import os
 import re
 import tarfile
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.layers.wheel_reader import WheelMember, WheelReader, WheelRefused
-from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.engine_load import known_layers, load_image
 from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
 from envbuild.image.oci.layer_blobs import find_tar_sizes, learn_layers, with_cached_layers, write_layers_again
@@ -243,18 +242,18 @@ def test_changed_metadata_is_written_while_the_layers_before_it_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = with_changed_metadata(odd_wheel(tmp_path, WHEEL, metadata="Requires-Dist: pinned==1\n"))
-    written, blocks = threading.Event(), layer_blobs.layer_blocks
+    written, stream_layer = threading.Event(), layer_cache.stream_layer
 
-    def watched(recipe: LayerRecipe, **options: Any) -> Generator[bytes, None, WrittenLayer]:
+    def watched(recipe: LayerRecipe, *receivers: Any, **named: Any) -> WrittenLayer:
         changed = isinstance(recipe, WheelLayer) and recipe.pins
         if isinstance(recipe, WheelLayer) and not changed:
             assert written.wait(30), "the changed metadata is not written yet"
-        layer = yield from blocks(recipe, **options)
+        layer = stream_layer(recipe, *receivers, **named)
         if changed:
             written.set()
         return layer
 
-    monkeypatch.setattr(layer_blobs, "layer_blocks", watched)
+    monkeypatch.setattr(layer_cache, "stream_layer", watched)
     sent = send(LoadingEngine(), one)
     assert layer_cache.known_layer(one.layers[2].recipe) == sent.layers[2]
     assert sent == write_layers_again(one, lambda line: None)

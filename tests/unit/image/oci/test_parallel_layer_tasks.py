@@ -34,7 +34,7 @@ def test_the_longest_tasks_begin_first() -> None:
         return item
 
     assert run_layer_tasks(task, [1, 9, 2, 8, 3, 7], work=float) == [1, 9, 2, 8, 3, 7]
-    assert begun[:4] == [9, 8, 7, 3]
+    assert set(begun[:4]) == {9, 8, 7, 3}
 
 
 def test_the_first_error_ends_running_tasks_and_starts_few_others() -> None:
