@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -179,8 +180,14 @@ def _pins(
     """Distribution -> version of every pin, and the pins that replace torch's own."""
     pinned: dict[str, str] = {}
     overrides = []
+    faults += _other_torch(loaded)
     required = {**release.expands_to, **release.pins} if release else {}
     for name, pin in loaded.profile.pins.items():
+        if name == "torch":
+            faults.append(
+                loaded.document.fault(("pins", name), f"a pin does not change torch: write torch: {pin.version}")
+            )
+            continue
         distribution = database.distribution_of(name, release.cuda) if release else None
         if distribution is None:
             faults.append(loaded.document.fault(("pins", name), _unknown_pin(name, release)))
@@ -198,6 +205,16 @@ def _pins(
     return pinned, tuple(overrides)
 
 
+def _other_torch(loaded: LoadedProfile) -> Iterator[Fault]:
+    """A fault for each of the profile's packages that requires another torch."""
+    for index, text in enumerate(loaded.profile.packages):
+        requirement, torch = Requirement(text), loaded.profile.torch
+        if requirement.name == "torch" and not requirement.specifier.contains(torch, prereleases=True):
+            yield loaded.document.fault(
+                ("packages", index), f"the profile has torch {torch}: change its key torch instead"
+            )
+
+
 _PACKAGES = "to pin any other package, add NAME==VERSION to `packages`"
 
 
@@ -207,7 +224,7 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
         return meant
     if release is None:
         return f"libraries can only be pinned for a known release of torch; {_PACKAGES}"
-    known = [row for row in database.libraries() if database.distribution_of(row, release.cuda)]
+    known = [row for row in database.libraries() if row != "torch" and database.distribution_of(row, release.cuda)]
     return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)}); {_PACKAGES}"
 
 

@@ -234,6 +234,19 @@ def test_a_pin_for_another_cuda_than_torchs_is_refused(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"pins": {"torch": "2.5.0"}}, "pins.torch: a pin does not change torch: write torch: 2.5.0"),
+        ({"packages": ["a", "torch==2.5.0"]}, "packages[1]: the profile has torch 2.7.1: change its key torch instead"),
+        ({"packages": ["a", "torch>=2.6"]}, None),
+    ],
+)
+def test_another_torch_in_pins_or_packages_is_refused(project: Path, change: dict[str, Any], fault: str | None) -> None:
+    found = choose_stack(profile_of(project, {**HOPPER, "torch": "2.7.1", **change})).faults
+    assert [f"{one.field}: {one.message}" for one in found] == ([fault] if fault else [])
+
+
 def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
     plan = plan_of(project, {**HOPPER, "torch": "2.7.1", "pins": {"cublas": "12.6.4.9"}})
     message = "there is no version of nvidia-cublas-cu12==12.6.4.9"
