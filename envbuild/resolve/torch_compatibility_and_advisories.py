@@ -88,6 +88,7 @@ def choose_stack(loaded: LoadedProfile) -> Choice:
     gpus = tuple(_gpus(loaded, faults))
     release = database.torch_release(profile.torch)
     faults += _torch(loaded, gpus, release)
+    faults += _packages_with_other_torch(loaded)
     pinned, overrides = _pins(loaded, release, faults)
     libraries = {
         **(database.libraries_of(release) if release else {}),
@@ -180,7 +181,6 @@ def _pins(
     """Distribution -> version of every pin, and the pins that replace torch's own."""
     pinned: dict[str, str] = {}
     overrides = []
-    faults += _other_torch(loaded)
     required = {**release.expands_to, **release.pins} if release else {}
     for name, pin in loaded.profile.pins.items():
         if name == "torch":
@@ -205,14 +205,13 @@ def _pins(
     return pinned, tuple(overrides)
 
 
-def _other_torch(loaded: LoadedProfile) -> Iterator[Fault]:
-    """A fault for each of the profile's packages that requires another torch."""
-    for index, text in enumerate(loaded.profile.packages):
-        requirement, torch = Requirement(text), loaded.profile.torch
-        if requirement.name == "torch" and not requirement.specifier.contains(torch, prereleases=True):
-            yield loaded.document.fault(
-                ("packages", index), f"the profile has torch {torch}: change its key torch instead"
-            )
+def _packages_with_other_torch(loaded: LoadedProfile) -> Iterator[Fault]:
+    """A fault for each entry of `packages` that requires a version of torch which the profile does not have."""
+    torch = loaded.profile.torch
+    message = f"the profile has torch {torch}: change its key torch instead"
+    for index, requirement in enumerate(map(Requirement, loaded.profile.packages)):
+        if canonicalize_name(requirement.name) == "torch" and torch not in requirement.specifier:
+            yield loaded.document.fault(("packages", index), message)
 
 
 _PACKAGES = "to pin any other package, add NAME==VERSION to `packages`"

@@ -57,8 +57,7 @@ class WheelLayer:
 
     def tar_size(self) -> int:
         """Return the size in bytes of the tar that `write` writes. Reads only a small part of the wheels, and does not
-        verify them.
-        Raises WheelRefused and LockError as `write` does."""
+        verify them. Raises WheelRefused and LockError as `write` does."""
         if self.pins:
             return layer_writer.tar_size(chain.from_iterable(self._changed_metadata().values()))
         with files_of_wheels(self.wheels, self.python) as files:

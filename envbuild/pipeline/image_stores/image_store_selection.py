@@ -29,9 +29,8 @@ def find_image_store(
         if cluster.registry is None:
             hint = f"or set the registry of the cluster, which needs no engine: {cluster.name}: {{registry: HOST/NAME}}"
             return UnusableEngine(error.message, hint=f"{error.hint}\n{hint}")
-        from envbuild.pipeline.image_stores.registry_images import (
-            RegistryImages,  # loads the audit, which few commands need
-        )
+        # loads the audit, which few commands need
+        from envbuild.pipeline.image_stores.registry_images import RegistryImages
 
         context.note(f"{error.message}: the registry {cluster.registry} of {cluster.name} receives the image instead")
         return RegistryImages(context, cluster, cluster.registry)
