@@ -288,6 +288,8 @@ def _hung_up(number: int, frame: FrameType | None) -> None:
 
 
 def _usage_hint(error: click.ClickException) -> str | None:
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("--line", "--driver"):
+        return "--line and --driver are options of make; other commands name the profile of the line, such as h20-cu12"
     context = getattr(error, "ctx", None)
     return f"see: {context.command_path} --help" if context else None
 

@@ -181,10 +181,19 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
     if stale:
         raise OutOfDate(
             f"out of date: {len(stale)} of {some(len(stale) + len(found), 'profile')}",
-            hint=stale[0].hint,
+            hint=_commands(stale),
             faults=old,
         )
     return found
+
+
+def _commands(stale: Iterable[OutOfDate]) -> str:
+    """The hint with the commands that make these locks; one command for all names that need no options."""
+    start = "run: envbuild lock "
+    words = list(dict.fromkeys((error.hint or "").removeprefix(start) for error in stale))
+    names = [one for one in words if " " not in one]
+    alone = [start + one for one in words if " " in one]
+    return "\n".join([*([start + " ".join(names)] if names else []), *alone])
 
 
 def _require_dockerfile(loaded: LoadedProfile, locked: Lock) -> None:

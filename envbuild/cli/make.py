@@ -169,6 +169,9 @@ def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, 
     return choice.line.profile, replace(options, line_reason=choice.reason)
 
 
+_STOPS = "make would stop here, with exit code 4; with --allow-unproved it builds the image without a proof"
+
+
 def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_json: bool) -> None:
     from envbuild.pipeline import make_build_and_test, preflight_report  # not for --help
 
@@ -178,9 +181,9 @@ def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_
         name, changed = _with_line(name, wanted, options)
         found = make_build_and_test.preview_make(name, changed, shown)
         if not as_json:
-            click.echo(
-                "\n".join([f"{found.profile}:", *(f"  {text}" for text in preflight_report.preflight_lines(found))])
-            )
+            stops = found.proof == "impossible" and not options.unproved
+            lines = [*preflight_report.preflight_lines(found), *([_STOPS] if stops else [])]
+            click.echo("\n".join([f"{found.profile}:", *(f"  {text}" for text in lines)]))
         return found
 
     for_each(names, one, as_json)

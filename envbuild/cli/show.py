@@ -147,12 +147,13 @@ class ListedProfile:
     lock_state: LockState | None = None
     changed: tuple[str, ...] = ()
     evidence: tuple[ProofRow, ...] = ()
+    partial: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ProfileList:
     """The document of `show` without a name. If the `state` of a profile is invalid, `reason` is the error, and its
-    other values are unknown."""
+    other values are unknown. `partial`: as in ShowDocument."""
 
     profiles: tuple[ListedProfile, ...]
 
@@ -307,7 +308,8 @@ def _all(as_json: bool) -> None:
     lines = [("PROFILE", "GPUS", "TORCH", "CUDA", "PYTHON", "LOCK", "PROOF")]
     for row, proof in rows:
         cells = (", ".join(row.gpus) or "-", row.torch or "-", row.cuda or "-", row.python or "-")
-        lines.append((row.profile, *cells, _lock_text(row) if row.lock_state else "-", row.reason or proof))
+        name = f"{row.profile} (partial)" if row.partial else row.profile
+        lines.append((name, *cells, _lock_text(row) if row.lock_state else "-", row.reason or proof))
     for line in table(lines):
         click.echo(line)
 
@@ -334,5 +336,6 @@ def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
         lock_state="missing" if locked is None else "outdated" if stale else "current",
         changed=tuple(stale),
         evidence=profile_proofs_and_image_states.proof_rows(proofs),
+        partial=loaded.profile.partial,
     )
     return row, profile_proofs_and_image_states.proof_sentence(loaded.name, proofs)

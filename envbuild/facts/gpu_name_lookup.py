@@ -18,6 +18,7 @@ _LONGEST = 120  # maximum number of characters in a name
 _SHORTEST = 4  # minimum number of characters in a name that was cut off: a hundred names begin with RTX
 # Forms of a name: lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)", nvidia-smi -L prints "GPU 0: NVIDIA H20
 # (UUID: GPU-1f2e...)", and a Kubernetes label of a time-sliced GPU is "NVIDIA-L40S-SHARED".
+_MOST = 4  # maximum number of models in a question
 _PCI_NAME = re.compile(r"\[([^\[\]]+)\][^\[\]]*$")
 _AROUND = re.compile(r"^ *gpu *\d+ *:|\((?:r|tm|rev \w+|uuid:[^()]*)\)|-shared$")
 _MIG = re.compile(r"\bmig\b.*")
@@ -52,7 +53,14 @@ def candidates(name: str) -> tuple[Gpu, ...]:
 def suggestion(name: str, others: Iterable[str]) -> str | None:
     """Return "did you mean A or B?" with GPU models and `others` (further names, such as profiles) similar to `name`,
     or None."""
-    return errors.near(_key(name[:_LONGEST]), dict.fromkeys([*others, *database.gpus()]), most=4)
+    return errors.near(_key(name[:_LONGEST]), dict.fromkeys([*others, *database.gpus()]), most=_MOST)
+
+
+def question(name: str) -> str | None:
+    """Return "did you mean l20?" with the ids of the GPU models that `name` may mean, or of those with similar names;
+    None if no name is similar."""
+    found = candidates(name)
+    return f"did you mean {' or '.join(gpu.id for gpu in found[:_MOST])}?" if found else suggestion(name, ())
 
 
 def _meant_by(text: str) -> tuple[Gpu, ...]:

@@ -84,6 +84,8 @@ class Pin(Model):
 
 def _pin(value: Any) -> Any:
     """Expand the short form: `cublas: 12.4.5.8` means `cublas: {version: 12.4.5.8}`."""
+    if isinstance(value, int | float):
+        raise ValueError(f'must be text: write it in quotes, "{value}"')
     return {"version": value} if isinstance(value, str) else value
 
 
@@ -386,6 +388,10 @@ def _instead(text: str, path: tuple[str | int, ...]) -> str:
     name, pinned, _ = text.partition("=")
     if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
         return f"write {name}: the lock records the version that the mirror has"
+    if path[:1] == ("gpus",):
+        from envbuild.facts import gpu_name_lookup  # only for errors
+
+        return gpu_name_lookup.question(text) or ""
     if path == ("base", "image") and re.fullmatch(REPOSITORY, text):
         return f"name a tag or a digest too: {text}:TAG or {text}@sha256:..."
     return ""

@@ -143,6 +143,16 @@ def find_profile(name: str, folder: Path | None = None) -> Path:
     raise ProfileError(f"unknown profile {name!r}", hint=hint)
 
 
+def find_parent(name: str, folder: Path) -> Path:
+    """Find the file of a profile that another one extends. Like `find_profile`, but for a GPU's name the error says
+    which profile can be extended, or how to create one."""
+    try:
+        return find_profile(name, folder)
+    except ProfileError as unknown:
+        meant_gpu = _of_gpu(name, unknown)
+        raise ProfileError(unknown.message, hint=f"did you mean {meant_gpu}?") from None
+
+
 def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
     """Raise `error` if a file found by name (a profile or a lock) is a link to a file outside its project, because
     later messages could quote that file.

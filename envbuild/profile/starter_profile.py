@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from envbuild.facts import database
 from envbuild.profile import nearest_gpu_profile
@@ -29,6 +30,7 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
             f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
             f'description: "{name}, on {parent.name}"',
             f"extends: {parent.name}  # mappings are merged, everything else replaces the parent's value",
+            *_own_gpu(name, base.gpus),
             f"packages: [{packages}]  # as in requirements.txt; replaces those of {parent.name}",
             *kept,
             "# selftest:",
@@ -37,6 +39,13 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
             "",
         ]
     )
+
+
+def _own_gpu(name: str, inherited: Sequence[str]) -> list[str]:
+    """The line `gpus` of a profile whose name is that of a GPU, or of one of its CUDA lines, which the parent's GPUs do
+    not include. Empty for other names."""
+    ident, _ = split_line(name) or (name, None)
+    return [f"gpus: [{ident}]"] if ident in database.gpus() and ident not in inherited else []
 
 
 def for_gpu(name: str) -> str:

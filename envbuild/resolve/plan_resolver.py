@@ -149,7 +149,8 @@ def resolve(loaded: LoadedProfile) -> Plan:
     unbuildable = extension_toolchain_and_contradictions.toolchain_contradictions(loaded, suite, choice.situation.cuda)
     faults = [*_contradictions(loaded, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
     if faults:
-        raise _refusal(loaded.name, choice, faults, hint=_way_out(loaded, choice))
+        hints = [_way_out(loaded, choice), _inherited_values(loaded, faults)]
+        raise _refusal(loaded.name, choice, faults, hint="\n".join(filter(None, hints)) or None)
     overridden = {override.distribution for override in choice.overrides}
     compiler = chosen if isinstance(chosen, Toolchain) else None
     kept = compiler if profile.variant == "devel" else None
@@ -233,6 +234,18 @@ def _way_out(loaded: LoadedProfile, choice: Choice) -> str | None:
         own = {key: found[key] for key in ("torch", *(["cuda"] if loaded.profile.cuda else [])) if key in found}
         return " ".join(f"--pin {name}={version}" for name, version in {**own, **found.get("pins", {})}.items()) or None
     return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
+
+
+def _inherited_values(loaded: LoadedProfile, faults: Sequence[Fault]) -> str | None:
+    """A hint with the inherited keys that must change, because the faults name the file of the profile that this one
+    extends. None if no such key is inherited."""
+    own = loaded.document.file
+    keys = {re.sub(r"\[\d+\].*", "", fault.field) for fault in faults if fault.field and fault.file not in (own, PIN)}
+    if loaded.meant and loaded.meant.requirements:
+        keys.discard("packages")  # of the requirements file
+    if loaded.parent is None or not keys:
+        return None
+    return f"{own} inherits {', '.join(sorted(keys))}: to replace inherited values, write these keys there"
 
 
 _OTHERWISE = "set a different version in the profile's packages or pins, or add the advisory to accept, with a reason"

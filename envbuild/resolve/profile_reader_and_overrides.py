@@ -337,7 +337,7 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
     try:
         if profile_and_lock_name_lookup.is_path(parent):
             yaml_and_project_paths.inside(parent, file.parent, root)
-        found = profile_and_lock_name_lookup.find_profile(parent, file.parent)
+        found = profile_and_lock_name_lookup.find_parent(parent, file.parent)
     except (ProfileError, ValueError) as error:
         fault = here.fault(("extends",), str(error))
         raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None

@@ -15,11 +15,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.facts import database, misleading_packages, mixed_gpu_settings
+from envbuild.facts import database, gpu_name_lookup, misleading_packages, mixed_gpu_settings
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.database import TorchRelease
 from envbuild.facts.gpu_fact_types import Gpu
-from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver
 from envbuild.util.errors import Fault, near
@@ -89,6 +89,7 @@ def choose_stack(loaded: LoadedProfile) -> Choice:
     release = database.torch_release(profile.torch)
     faults += _torch(loaded, gpus, release)
     faults += _packages_with_other_torch(loaded)
+    faults += _packages_with_other_libraries(loaded, release)
     pinned, overrides = _pins(loaded, release, faults)
     libraries = {
         **(database.libraries_of(release) if release else {}),
@@ -130,7 +131,7 @@ def _gpus(loaded: LoadedProfile, faults: list[Fault]) -> Iterator[Gpu]:
             yield found
             continue
         if text is None:
-            hint = near(name, database.gpus(), 3) or f"known: {', '.join(database.gpus())}"
+            hint = gpu_name_lookup.question(name) or "docs/lines.md lists the known GPUs"
             text = f"unknown GPU {name!r} ({hint})"
         faults.append(loaded.document.fault(("gpus", index), text))
 
@@ -146,7 +147,8 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
             yield fault(("cuda",), f"unknown CUDA release of torch {profile.torch}")
         return
     if profile.cuda and profile.cuda != release.cuda:
-        yield fault(("cuda",), f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}")
+        text = f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}"
+        yield fault(("cuda",), f"{text}: {_agreeing_cuda(loaded, release, profile.cuda)}")
     if profile.python not in release.pythons:
         names = ", ".join(release.pythons)
         yield fault(("python",), f"torch {release.version} has no wheel for Python {profile.python} (it has: {names})")
@@ -158,6 +160,15 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
                 f"torch {release.version} has no kernels for {gpu.id} (capability {gpu.compute_capability}): its "
                 f"wheel has {', '.join(release.arch_list)} ({release.arch_source[0]}); use torch {fits}",
             )
+
+
+def _agreeing_cuda(loaded: LoadedProfile, release: TorchRelease, cuda: str) -> str:
+    """What to change if the key cuda contradicts torch."""
+    if loaded.document.place(("torch",)).file == PIN:
+        return f"add --pin cuda={release.cuda}"
+    built = sorted((r.version for r in database.torch_releases().values() if r.cuda == cuda), key=Version)
+    other = f", or use torch {' or '.join(built)}" if built else ""
+    return f'write cuda: "{release.cuda}"{other}'
 
 
 # A profile that accepts one of these advisories uses its own build of torch, which has the missing architecture.
@@ -212,6 +223,31 @@ def _packages_with_other_torch(loaded: LoadedProfile) -> Iterator[Fault]:
     for index, requirement in enumerate(map(Requirement, loaded.profile.packages)):
         if canonicalize_name(requirement.name) == "torch" and torch not in requirement.specifier:
             yield loaded.document.fault(("packages", index), message)
+
+
+def _packages_with_other_libraries(loaded: LoadedProfile, release: TorchRelease | None) -> Iterator[Fault]:
+    """A fault for each entry of `packages` that requires a version of a CUDA library which torch, or the profile's pin,
+    excludes."""
+    if release is None:
+        return
+    required = {canonicalize_name(name): bound for name, bound in {**release.expands_to, **release.pins}.items()}
+    for index, requirement in enumerate(map(Requirement, loaded.profile.packages)):
+        name = canonicalize_name(requirement.name)
+        library = database.library_of(name)
+        exact = _only_version(required.get(name, ""))
+        if library is None or exact is None or requirement.marker:
+            continue
+        pin = loaded.profile.pins.get(library)
+        version, whose = (pin.version, "the profile pins") if pin else (exact, f"torch {release.version} requires")
+        if not requirement.specifier.contains(version, prereleases=True):
+            message = f"{whose} {library} {version}: to change it, write the version under pins: {library}"
+            yield loaded.document.fault(("packages", index), message)
+
+
+def _only_version(bound: str) -> str | None:
+    """The version of a requirement on one exact version (==13.1.1.3); None for any other."""
+    found = [one.version for one in SpecifierSet(bound) if one.operator == "==" and not one.version.endswith(".*")]
+    return found[0] if len(found) == 1 else None
 
 
 _PACKAGES = "to pin any other package, add NAME==VERSION to `packages`"

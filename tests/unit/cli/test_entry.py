@@ -853,3 +853,9 @@ def test_the_old_report_needs_its_file(project: Path) -> None:
     done = envbuild("report", "cpu")
     assert (done.code, done.stdout) == (2, "")
     assert "`envbuild report` needs -o" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--line", "--driver"])
+def test_an_option_of_make_alone_is_explained(option: str) -> None:
+    done = envbuild("show", "h20", option, "cu12")
+    assert done.code == 2 and "--line and --driver are options of make" in done.stderr

@@ -164,6 +164,16 @@ def test_init_refuses_anything_but_a_gpu_without_a_profile() -> None:
     assert other.code == 2 and "or the name of a GPU" in other.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "parent", "gpus"),
+    [("rtx3090", "a100", ["rtx3090"]), ("rtx3090-cu12", "a100-cu12", ["rtx3090"]), ("mine", "a100", ["a100"])],
+)
+def test_a_new_profile_with_a_gpus_name_is_for_that_gpu(name: str, parent: str, gpus: list[str], project: Path) -> None:
+    assert envbuild("init", name, "--from", parent).code == 0
+    assert (project / "profiles" / f"{name}.yaml").is_file()
+    assert envbuild("show", name, "--json").document["gpus"] == gpus
+
+
 @pytest.mark.usefixtures("project")
 def test_an_ambiguous_name_is_refused_with_the_candidates() -> None:
     done = envbuild("show", "RTX 6000")

@@ -34,5 +34,6 @@ def test_a_partial_profile_is_marked_and_names_what_it_does_not_have(project: Pa
     shown = envbuild("show", "sample")
     assert "sample (partial): " in shown.stdout and "  partial: alpha has only source on the index\n" in shown.stdout
     assert envbuild("show", "sample", "--json").document["partial"] == ["alpha has only source on the index"]
+    assert "\nsample (partial)  " in envbuild("show").stdout
     write_profile(project, PROFILE)
     assert "partial" not in envbuild("show", "sample").stdout

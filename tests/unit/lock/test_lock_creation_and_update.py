@@ -241,6 +241,16 @@ def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) ->
 # Debian packages; the wheels are current, so uv is not called
 
 
+def test_a_check_of_several_locks_names_one_command_for_all_that_are_missing(project: Path) -> None:
+    write_profile(project, SMALL, "one")
+    write_profile(project, SMALL, "two")
+    done = envbuild("lock", "--check", "one", "two")
+    assert done.code == 8 and "hint: run: envbuild lock one two\n" in done.stderr
+    (project / "requirements.txt").write_text("gamma\n", encoding="utf-8")
+    done = envbuild("lock", "--check", "one", "--requirements", "requirements.txt")
+    assert "hint: run: envbuild lock one --requirements requirements.txt\n" in done.stderr
+
+
 def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path, links: Path) -> None:
     """The lock is named as by `make`: <profile>-<folder of the file>. The profile's own lock is not changed."""
     write_profile(project, SMALL)
