@@ -295,8 +295,9 @@ def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, boo
     try:
         return profile_reader_and_overrides.load(name, pins), False
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
-        click.echo(printable(f"note: {missing.note}"), err=True)
-        return profile_reader_and_overrides.unwritten(missing.name, pins), True
+        loaded = profile_reader_and_overrides.unwritten(missing.name, pins)
+        click.echo(printable(f"note: {missing.note}, with the pins of {loaded.parent}"), err=True)
+        return loaded, True
 
 
 def _all(as_json: bool) -> None:

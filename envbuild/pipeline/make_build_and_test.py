@@ -184,8 +184,8 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
     try:
         loaded = load_profile(name, options).value
     except profile_and_lock_name_lookup.UnwrittenProfile as missing:
-        context.note(missing.note)
         loaded = profile_reader_and_overrides.unwritten(missing.name, options.pins, options.requirements)
+        context.note(f"{missing.note}, with the pins of {loaded.parent}")
     try:
         plan = resolve_profile(loaded).value
         if options.locked:

@@ -24,8 +24,8 @@ LOCK = ".lock.yaml"
 
 class UnwrittenProfile(ProfileError):
     """A GPU has no profile, or no profile for one of its CUDA lines. `name`: the name of the profile that `envbuild
-    init` would write: the GPU's id, or for a line GPU-cu12. `note`: the line that commands print if they use that
-    profile although its file does not exist."""
+    init` would write: the GPU's id, or for a line GPU-cu12. `note`: the beginning of the line that commands print if
+    they use that profile although its file does not exist."""
 
     def __init__(self, name: str) -> None:
         writes = f"envbuild init {name}"

@@ -110,7 +110,7 @@ def test_show_writes_nothing_and_new_writes_the_profile_that_was_shown(project: 
     before = envbuild("show", "NVIDIA GeForce RTX 5080 Laptop GPU")
     assert before.code == 0 and before.stdout.startswith("rtx5080-laptop: NVIDIA GeForce RTX 5080 Laptop GPU\n")
     note = "no profile is shipped for rtx5080-laptop: using the profile that `envbuild init rtx5080-laptop` would write"
-    assert before.stderr == f"note: {note}\n"
+    assert before.stderr == f"note: {note}, with the pins of rtx5090\n"
     assert files(project) == []
     done = envbuild("init", "RTX 5080 Laptop")
     assert (done.code, files(project)) == (0, ["rtx5080-laptop.yaml"])
@@ -253,7 +253,7 @@ def test_a_gpu_without_a_profile_has_the_lines_of_its_parent(
 ) -> None:
     before = envbuild("show", name)
     note = f"no profile is shipped for {profile}: using the profile that `envbuild init {profile}` would write"
-    assert (before.code, before.stderr) == (0, f"note: {note}\n")
+    assert (before.code, before.stderr) == (0, f"note: {note}, with the pins of {parent}\n")
     gpu = profile.removesuffix("-cu12")
     assert f"  other profile for this GPU: {gpu}, for driver 580.65.06 or newer\n" in before.stdout
     assert files(project) == []
