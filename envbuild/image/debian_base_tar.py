@@ -109,6 +109,7 @@ def make_base(lock: Lock, store: Store, on_line: Callable[[str], None], *, apt: 
     """
     target = tar_file(lock, apt=apt)
     if target.is_file():
+        temporary_files.sweep()  # of a run that was killed after it had completed the base
         return target
     assert lock.suite is not None
     debs = (*lock.base, *lock.apt) if apt else lock.base

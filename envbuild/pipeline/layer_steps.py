@@ -361,6 +361,7 @@ def load_layers(context: StepContext, recipe: Recipe, image: ImageToLoad) -> Ste
                 sent = engine_load.load_image(engine, image, named, tag, context.progress.line)
                 return StepResult(sent, note=f"{sizes / 1e6:.0f} MB unpacked")
     engine.tag(loaded[0], named, tag)
+    engine.remove(f"{named}:{engine_load.incoming_tag(tag)}")  # of a run that was killed after its load
     return StepResult(loaded, cached=True, note=f"the engine has {loaded[1].id[:19]}")
 
 

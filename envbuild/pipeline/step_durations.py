@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from envbuild.pipeline.progress_events import Step
-from envbuild.util import user_folders
+from envbuild.util import temporary_files, user_folders
 from envbuild.util.atomic_files import write_atomically
 
 BUILD_STEPS = frozenset({"lock", "extensions", "build", "load", "audit"})
@@ -43,6 +43,8 @@ _FILE: TypeAdapter[StepDurations] = TypeAdapter(StepDurations)
 def keep_durations(profile: str, size: int, steps: Sequence[Step]) -> None:
     """Write the durations of the steps that had something to do. Write errors are ignored, because only estimates
     depend on the file."""
+    # what a killed run left: this run may write nothing, and so remove nothing
+    temporary_files.sweep(user_folders.state_folder(_FOLDER, make=False))
     took = {s.name: round(s.seconds, 1) for s in steps if not s.cached and s.name in BUILD_STEPS | TEST_STEPS}
     if not took:
         return

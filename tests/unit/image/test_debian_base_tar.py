@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,17 @@ def test_mounts_of_root_end_with_mmdebstrap(
         assert {"--mount", "--pid", "--kill-child"} <= set(tools.words[: tools.words.index("mmdebstrap")])
     copied = tools.words[-1].split()[2].removeprefix("copy://")
     assert tools.options["env"]["TMPDIR"] == copied, "it is swept with the rest"
+
+
+def test_what_a_run_left_that_was_killed_after_it_completed_the_base_is_removed(
+    locked: Lock, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make(locked)
+    left = tmp_path / "envbuild-tmp-base-killed"
+    left.mkdir()
+    make(locked)
+    assert not left.exists()
 
 
 def test_a_base_is_made_once(locked: Lock, tools: Tools) -> None:

@@ -28,7 +28,7 @@ from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import ImageToLoad
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import build_downloads, image_steps, make_build_and_test
+from envbuild.pipeline import build_downloads, image_steps, layer_steps, make_build_and_test
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, RunnerOptions, StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import WrittenEvidence
@@ -323,6 +323,21 @@ def test_what_an_interrupted_load_or_audit_left_is_removed_with_the_next_build(
     assert built.image == image and "tag" not in done
     wanted = [f"envbuild/sample:{tag.format(locked.short)}" for tag in left]
     assert removed == [*wanted, *(["containers"] if left else [])]
+
+
+def test_the_tag_of_a_load_that_was_killed_is_removed_if_the_engine_has_the_image(
+    monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """The load was complete, but the image has no record yet, so that it is found by its layers."""
+    loaded, plan, locked = profile_of(project, PROFILE), plan_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
+    calls: list[tuple[str, ...]] = []
+    engine = SimpleNamespace(tag=lambda _, *names: calls.append(names), remove=lambda name: calls.append((name,)))
+    monkeypatch.setattr(StepContext, "engine", engine)
+    monkeypatch.setattr(disk_space_needs, "require_platform", lambda *_: None)
+    monkeypatch.setattr(layer_steps, "_in_engine", lambda *_: (image_of("built"), written()))
+    layer_steps.load_layers(StepContext(lambda _: None), Recipe(loaded, plan, locked), MagicMock())
+    tag = f"{locked.short}-layers"
+    assert calls == [("envbuild/sample", tag), (f"envbuild/sample:loading-{tag}",)]
 
 
 @pytest.fixture

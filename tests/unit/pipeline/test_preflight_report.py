@@ -130,6 +130,13 @@ def test_a_step_that_was_never_measured_or_no_step_at_all_gives_no_minutes() -> 
     assert step_durations.estimate([built], "h20", 1000, BOTH) is None
 
 
+def test_what_a_killed_run_left_of_its_durations_is_removed_also_if_nothing_is_written() -> None:
+    folder = user_folders.state_folder("durations")
+    (folder / ".envbuild-tmp-killed").write_text("{", encoding="utf-8")
+    step_durations.keep_durations("h20", 7, [Step("build", 0.1, True, "")])
+    assert list(folder.iterdir()) == []
+
+
 def test_durations_are_kept_by_step_and_a_damaged_file_is_ignored() -> None:
     step_durations.keep_durations("h20", 7, [Step("build", 61.0, False, ""), Step("lock", 9.0, True, "")])
     step_durations.keep_durations("h20", 8, [Step("self-test", 30.0, False, ""), Step("resolve", 1.0, False, "")])
