@@ -54,9 +54,18 @@ def pin_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def _one_file(context: click.Context, parameter: click.Parameter, files: tuple[Path, ...]) -> Path | None:
+    """Return the only file; click itself would use the last one of several."""
+    if len(files) > 1:
+        names = ", ".join(map(str, files))
+        raise click.BadParameter(f"give one file, not {names}: a requirements.txt can include others, as in -r dev.txt")
+    return files[0] if files else None
+
+
 def requirements_option(function: F) -> F:
     return click.option(
-        "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", multiple=True,
+        callback=_one_file,
         help="Also lock the packages in FILE: requirements.txt, pyproject.toml, uv.lock, pylock.toml, "
         "environment.yml, setup.py or a shell script (.sh). The profile's pins still apply. The result is a profile "
         "NAME-FOLDER, named after the project's folder.",

@@ -165,7 +165,8 @@ def _print(document: ShowDocument, proof: str) -> None:
         archive = document.forward_compatibility
         compat = " (forward-compatibility libraries are used if the driver is older than they are)" if archive else ""
         reason = f": {document.why['driver']}" if "driver" in document.why else ""
-        click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}{reason}")
+        driver = f"driver {document.driver} or newer" if document.driver else "oldest driver unknown"
+        click.echo(f"  for {', '.join(document.gpus)}; {driver}{compat}{reason}")
         for line in document.other_lines:
             click.echo(f"  other profile for this GPU: {line.profile}, for driver {line.driver} or newer")
     if document.nvcc:

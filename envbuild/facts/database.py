@@ -287,9 +287,13 @@ def torch_index() -> TorchIndex:
 
 
 def torch_release(version: str) -> TorchRelease | None:
-    """The facts about a torch release. None for an unknown release, and for every build with a local label: 2.13.0+cpu
-    has no GPU code, and 2.5.0+cu121 has other libraries than 2.5.0."""
-    return torch_releases().get(version)
+    """The facts about a torch release. Torch's own index has the same build with the label of its CUDA version: 2.5.0
+    is 2.5.0+cu124 there. None for an unknown release, and for any other label: 2.13.0+cpu has no GPU code, and
+    2.5.0+cu121 has other libraries than 2.5.0."""
+    public, _, label = version.partition("+")
+    release = torch_releases().get(public)
+    same = release is not None and label in ("", f"cu{release.cuda.replace('.', '')}")
+    return release if same else None
 
 
 @cache

@@ -20,7 +20,7 @@ _SHORTEST = 4  # minimum number of characters in a name that was cut off: a hund
 # (UUID: GPU-1f2e...)", and a Kubernetes label of a time-sliced GPU is "NVIDIA-L40S-SHARED".
 _MOST = 4  # maximum number of models in a question
 _PCI_NAME = re.compile(r"\[([^\[\]]+)\][^\[\]]*$")
-_AROUND = re.compile(r"^ *gpu *\d+ *:|\((?:r|tm|rev \w+|uuid:[^()]*)\)|-shared$")
+_AROUND = re.compile(r"^ *gpu *\d+ *:|(?:, *[\d.]+(?: mib)? *)+$|\((?:r|tm|rev \w+|uuid:[^()]*)\)|-shared$")
 _MIG = re.compile(r"\bmig\b.*")
 _LAPTOP = re.compile(r"(?:\bmax-?q */ *)?\b(?:mobile|notebook)\b(?: */ *max-?q\b)?")
 # Parts that do not distinguish models: the memory (80GB), its kind (HBM3), how the GPU is connected, its revision.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.facts import database
 from envbuild.fetch import (
     apt_resolution_and_download,
     archive_fetcher,
@@ -279,8 +280,8 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
 
 def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
     """Judge how far the packages that the profile or its requirements file names without a pin are behind their newest
-    releases. A package that keeps its locked version is not judged again. Return notes, and the versions accepted as
-    old.
+    releases. Not judged are packages that keep their locked version, and those whose version torch requires. Return
+    notes, and the versions accepted as old.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """
@@ -289,8 +290,12 @@ def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple
     wanted = {
         name: newest_release_lag.specifier(name, given, inputs.python) for name in sorted(named & versions.keys())
     }
+    release = database.torch_release(versions.get("torch", ""))
+    by_torch = {str(canonicalize_name(name)) for name in {**release.pins, **release.expands_to}} if release else set()
     free = [
-        name for name in wanted if not newest_release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)
+        name
+        for name in sorted(wanted.keys() - by_torch)
+        if not newest_release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)
     ]
     supported = wheel_resolution_and_download.tags(inputs.python, inputs.glibc)
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:

@@ -67,8 +67,8 @@ def read_durations() -> list[StepDurations]:
 def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Collection[str]) -> Estimate | None:
     """Estimate the minutes of `steps` for a build of `size` bytes. The basis is the profile's own run, otherwise the
     latest run of another profile that had a build, whose build steps are scaled by size. None without such a run,
-    if `steps` has neither "build" nor "self-test", or if that run has no time for one of these two that `steps` has.
-    Pure."""
+    if `steps` has neither "build" nor "self-test", or if that run has no time for one of these two or "extensions",
+    that `steps` has. Pure."""
     own = next((one for one in runs if one.profile == profile), None)
     others = (one for one in runs if one.size and "build" in one.seconds)
     best = own or next(others, None)
@@ -76,8 +76,8 @@ def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Coll
         return None
     scale = size / best.size if size and best.size and best is not own else 1.0
     known = {name: seconds for name, seconds in best.seconds.items() if name in steps}
-    longest = {"build", "self-test"} & set(steps)
-    if not longest or not longest <= known.keys():
+    longest = {"build", "self-test", "extensions"} & set(steps)
+    if longest <= {"extensions"} or not longest <= known.keys():
         return None
     total = sum(seconds * (scale if name in BUILD_STEPS else 1) for name, seconds in known.items())
     return Estimate(round(total / 60, 1), best.profile)

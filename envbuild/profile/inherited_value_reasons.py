@@ -42,6 +42,8 @@ def named_values(data: Mapping[str, Any], name: str) -> list[object]:
 def _named_values(data: Mapping[str, Any], name: str) -> Iterator[object]:
     if name in KEYS and data.get(name) is not None:
         yield data[name]
+        if name == "torch":
+            yield data.get("gpus")  # torch is chosen for these GPUs
     pins = data.get("pins")
     if isinstance(pins, dict) and name in pins:
         yield pins[name]

@@ -244,6 +244,14 @@ class Profile(Model):
             raise ValueError(f"named twice: {', '.join(twice)}")
         return extensions
 
+    @field_validator("gpus")
+    @classmethod
+    def _each_once(cls, gpus: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({name for name in gpus if gpus.count(name) > 1})
+        if twice:
+            raise ValueError(f"named twice: {', '.join(twice)}")
+        return gpus
+
     @field_validator("selftest")
     @classmethod
     def _transport_is_between_gpus(cls, selftest: SelfTest, info: ValidationInfo) -> SelfTest:

@@ -149,6 +149,9 @@ def find_parent(name: str, folder: Path) -> Path:
     try:
         return find_profile(name, folder)
     except ProfileError as unknown:
+        plain = name.removesuffix(f"-{DEVEL}")
+        if plain != name and plain in _profiles(profile_folders()):
+            raise ProfileError(unknown.message, hint=f"write extends: {plain}, and variant: {DEVEL}") from None
         meant_gpu = _of_gpu(name, unknown)
         raise ProfileError(unknown.message, hint=f"did you mean {meant_gpu}?") from None
 

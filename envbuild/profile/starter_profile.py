@@ -15,7 +15,7 @@ from envbuild.util.errors import ProfileError
 def starter_profile(name: str, parent: LoadedProfile) -> str:
     """Return the text of a profile that extends `parent`. It has the inherited values as comments that the user can
     change."""
-    base = parent.profile
+    base, extended = parent.profile, parent.file.stem
     kept = [
         f'# python: "{base.python}"',
         f"# torch: {base.torch}",
@@ -29,9 +29,10 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
         [
             f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
             f'description: "{name}, on {parent.name}"',
-            f"extends: {parent.name}  # mappings are merged, everything else replaces the parent's value",
+            f"extends: {extended}  # mappings are merged, everything else replaces the parent's value",
             *_own_gpu(name, base.gpus),
-            f"packages: [{packages}]  # as in requirements.txt; replaces those of {parent.name}",
+            *(["variant: devel"] if base.variant == "devel" else []),
+            f"packages: [{packages}]  # as in requirements.txt; replaces those of {extended}",
             *kept,
             "# selftest:",
             f"#   level: {base.selftest.level}  # quick, standard or full",

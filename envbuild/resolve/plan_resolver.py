@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
-from envbuild.profile import inherited_value_reasons
+from envbuild.profile import inherited_value_reasons, profile_and_lock_name_lookup
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile
@@ -24,7 +24,7 @@ from envbuild.resolve.nvcc_source import Toolchain
 from envbuild.resolve.torch_compatibility_and_advisories import Advice, Choice, choose_stack
 from envbuild.util.errors import Fault, ProfileError, UsageError
 from envbuild.util.json_output_types import AdvisoryRow, plain
-from envbuild.util.yaml_and_project_paths import Place
+from envbuild.util.yaml_and_project_paths import Place, display
 
 VENV = "/opt/venv"
 
@@ -149,7 +149,9 @@ def resolve(loaded: LoadedProfile) -> Plan:
     unbuildable = extension_toolchain_and_contradictions.toolchain_contradictions(loaded, suite, choice.situation.cuda)
     faults = [*_contradictions(loaded, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
     if faults:
-        hints = [_way_out(loaded, choice), _inherited_values(loaded, faults)]
+        refusals = {str(item) for item in choice.advice if item.state == "refused"}  # these have their own hint
+        others = [fault for fault in faults if fault.message not in refusals]
+        hints = [_way_out(loaded, choice), _inherited_values(loaded, others), _other_lines(loaded, faults)]
         raise _refusal(loaded.name, choice, faults, hint="\n".join(filter(None, hints)) or None)
     overridden = {override.distribution for override in choice.overrides}
     compiler = chosen if isinstance(chosen, Toolchain) else None
@@ -239,13 +241,25 @@ def _way_out(loaded: LoadedProfile, choice: Choice) -> str | None:
 def _inherited_values(loaded: LoadedProfile, faults: Sequence[Fault]) -> str | None:
     """A hint with the inherited keys that must change, because the faults name the file of the profile that this one
     extends. None if no such key is inherited."""
-    own = loaded.document.file
+    own = display(loaded.file)
     keys = {re.sub(r"\[\d+\].*", "", fault.field) for fault in faults if fault.field and fault.file not in (own, PIN)}
     if loaded.meant and loaded.meant.requirements:
         keys.discard("packages")  # of the requirements file
     if loaded.parent is None or not keys:
         return None
     return f"{own} inherits {', '.join(sorted(keys))}: to replace inherited values, write these keys there"
+
+
+_OF_A_LINE = re.compile(r"(torch|cuda|driver|extensions|pins)\b")
+
+
+def _other_lines(loaded: LoadedProfile, faults: Sequence[Fault]) -> str | None:
+    """A hint with the profiles of other CUDA versions for the GPU whose profile this one extends, if a fault concerns a
+    key in which they differ."""
+    lines = profile_and_lock_name_lookup.lines_of(loaded.parent) if loaded.parent else {}
+    if not lines or not any(_OF_A_LINE.match(fault.field or "") for fault in faults):
+        return None
+    return f"for another CUDA version or an older driver: extends: {' or '.join(lines.values())}"
 
 
 _OTHERWISE = "set a different version in the profile's packages or pins, or add the advisory to accept, with a reason"
@@ -314,6 +328,8 @@ def _contradictions(
                 found.append(where(("selftest", "require", index), message))
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "Python would then prefer other packages to the locked and tested ones"))
+    if f"{VENV}/bin" not in profile.env.get("PATH", f"{VENV}/bin").split(":"):
+        found.append(where(("env", "PATH"), f"must contain {VENV}/bin, which has the image's Python"))
     for name in profile.why:
         if not inherited_value_reasons.named_values(loaded.document.data, name):
             found.append(

@@ -167,12 +167,15 @@ def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str
     """If a requirement belongs to another torch than the profile's, return what remains of it and the reason; otherwise
     None. `torch`: the profile's release. `pip freeze` and locks name torch's libraries and companions exactly: CUDA's
     libraries, triton, torchvision and torchaudio."""
-    requirement, release = _parsed(text), database.torch_release(torch)
+    public, _, label = torch.partition("+")
+    requirement, release = _parsed(text), database.torch_release(public if label == "cpu" else torch)
     if requirement is None or release is None or not requirement.specifier:
         return None
     name = str(canonicalize_name(requirement.name))
     if name in exact:
         return None
+    if label == "cpu" and (database.is_cuda_library(name) or name == "triton"):
+        return "", f"torch {torch} uses no GPU"
     if name != "torch" and name in database.torch_index().packages:
         pinned = any(one.operator in ("==", "===") for one in requirement.specifier)
         if not pinned or _fits_torch(requirement, release.version):

@@ -92,7 +92,7 @@ def choose_stack(loaded: LoadedProfile) -> Choice:
     faults += _packages_with_other_libraries(loaded, release)
     pinned, overrides = _pins(loaded, release, faults)
     libraries = {
-        **(database.libraries_of(release) if release else {}),
+        **(database.libraries_of(release) if release else database.libraries_of_local_build(profile.torch)),
         **{k: profile.pins[k].version for k in profile.pins},
     }
     faults += _compat(loaded, gpus)
@@ -144,7 +144,9 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
         return
     if release is None:
         if profile.cuda and Version(profile.torch).local != f"cu{profile.cuda.replace('.', '')}":
-            yield fault(("cuda",), f"unknown CUDA release of torch {profile.torch}")
+            text = f"the CUDA version of torch {profile.torch} is not known, so it cannot be compared with cuda"
+            known = sorted(database.torch_releases(), key=Version)
+            yield fault(("torch",), f"{text}: use one of {known[0]} to {known[-1]}, or a profile without cuda")
         return
     if profile.cuda and profile.cuda != release.cuda:
         text = f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}"
@@ -226,16 +228,22 @@ def _packages_with_other_torch(loaded: LoadedProfile) -> Iterator[Fault]:
 
 
 def _packages_with_other_libraries(loaded: LoadedProfile, release: TorchRelease | None) -> Iterator[Fault]:
-    """A fault for each entry of `packages` that requires a version of a CUDA library which torch, or the profile's pin,
-    excludes."""
+    """A fault for each entry of `packages` that requires a CUDA library of another CUDA version than torch's, or a
+    version of a library which torch, or the profile's pin, excludes."""
     if release is None:
         return
     required = {canonicalize_name(name): bound for name, bound in {**release.expands_to, **release.pins}.items()}
     for index, requirement in enumerate(map(Requirement, loaded.profile.packages)):
         name = canonicalize_name(requirement.name)
         library = database.library_of(name)
+        if library is None or requirement.marker:
+            continue
+        if database.is_cuda_library(name) and name != database.distribution_of(library, release.cuda):
+            text = f"torch {release.version} is built for CUDA {release.cuda}, and has its own {library}"
+            yield loaded.document.fault(("packages", index), f"{text}: leave {name} out")
+            continue
         exact = _only_version(required.get(name, ""))
-        if library is None or exact is None or requirement.marker:
+        if exact is None:
             continue
         pin = loaded.profile.pins.get(library)
         version, whose = (pin.version, "the profile pins") if pin else (exact, f"torch {release.version} requires")

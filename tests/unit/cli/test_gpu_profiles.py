@@ -35,6 +35,8 @@ def files(project: Path) -> list[str]:
         ("Tesla V100-SXM2-32GB", "v100"),
         ("rtx 4090", "rtx4090"),
         ("H100 PCIe", "h100"),
+        ("NVIDIA H20, 550.54.15", "h20"),  # nvidia-smi --query-gpu=name,driver_version --format=csv
+        ("NVIDIA H20, 97871 MiB, 550.54.15", "h20"),
         ("h20-3e", "h20"),  # the two models share evidence
         ("NVIDIA A800-SXM4-80GB", "a100"),
     ],
@@ -172,6 +174,12 @@ def test_a_new_profile_with_a_gpus_name_is_for_that_gpu(name: str, parent: str, 
     assert envbuild("init", name, "--from", parent).code == 0
     assert (project / "profiles" / f"{name}.yaml").is_file()
     assert envbuild("show", name, "--json").document["gpus"] == gpus
+
+
+def test_a_new_profile_that_extends_a_devel_variant_is_one_too(project: Path) -> None:
+    assert envbuild("init", "mine", "--from", "h20-devel").code == 0
+    assert "extends: h20  #" in (project / "profiles" / "mine.yaml").read_text(encoding="utf-8")
+    assert envbuild("show", "mine", "--json").document["variant"] == "devel"
 
 
 @pytest.mark.usefixtures("project")

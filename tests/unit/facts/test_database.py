@@ -342,6 +342,7 @@ def test_a_local_build_of_torch_is_not_the_indexs() -> None:
     assert database.torch_release("2.13.0")
     assert database.torch_release("2.13.0+cpu") is None
     assert database.torch_release("2.5.0+cu121") is None
+    assert database.torch_release("2.5.0+cu124") == database.torch_release("2.5.0")
     assert database.torch_release("9.9.9") is None
 
 

@@ -241,6 +241,12 @@ def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) ->
 # Debian packages; the wheels are current, so uv is not called
 
 
+def test_a_second_requirements_file_is_refused_and_not_used_instead_of_the_first(project: Path) -> None:
+    write_profile(project, SMALL)
+    done = envbuild("lock", "sample", "--requirements", "a.txt", "--requirements", "b.txt")
+    assert done.code == 2 and "give one file, not a.txt, b.txt" in done.stderr
+
+
 def test_a_check_of_several_locks_names_one_command_for_all_that_are_missing(project: Path) -> None:
     write_profile(project, SMALL, "one")
     write_profile(project, SMALL, "two")

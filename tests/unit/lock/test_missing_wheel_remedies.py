@@ -199,6 +199,18 @@ def test_lines_that_belong_to_another_torch_give_way_to_the_profile(project: Pat
     assert "beta<2" in plan.constraints and plan.inputs["wheels"] != plan_of(project, SMALL).inputs["wheels"]
 
 
+def test_cuda_libraries_give_way_to_a_torch_without_gpu_code(project: Path) -> None:
+    write_profile(project, {**PROFILE, "torch": "2.13.0+cpu", "gpus": []})
+    (project / "requirements.txt").write_text(
+        "torch==2.5.1\nnvidia-cublas-cu12==12.4.5.8\nnvidia-nccl-cu12==2.21.5\ntriton==3.1.0\ntorchvision==0.20.1\nbeta\n",
+        encoding="utf-8",
+    )
+    loaded = profile_reader_and_overrides.load("sample", None, project / "requirements.txt")
+    added = loaded.profile.packages[len(PROFILE["packages"]) :]
+    assert [one.partition("==")[0] for one in added] == ["torchvision", "beta"]
+    assert not any("0.20" in one for one in added) and len(loaded.notes) == 5
+
+
 @pytest.mark.parametrize(
     ("torch", "line", "package"),
     [

@@ -98,7 +98,7 @@ RUNS = [
     step_durations.StepDurations("tested", 1000, {"self-test": 60}, "2026-11-03"),
     step_durations.StepDurations("cpu", 100, {"build": 60, "self-test": 30}, "2026-11-01"),
 ]
-BOTH = step_durations.BUILD_STEPS | step_durations.TEST_STEPS
+BOTH = step_durations.BUILD_STEPS - {"extensions"} | step_durations.TEST_STEPS
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ BOTH = step_durations.BUILD_STEPS | step_durations.TEST_STEPS
         (RUNS, "h20", BOTH, 11.1, "h20"),
         (RUNS, "h20", step_durations.TEST_STEPS, 1.0, "h20"),
         (RUNS, "h100", BOTH, 21.2, "h20"),  # the image has twice the size; the self-test takes as long
-        (RUNS[2:], "h100", step_durations.BUILD_STEPS, 20.0, "cpu"),
+        (RUNS[2:], "h100", BOTH - step_durations.TEST_STEPS, 20.0, "cpu"),
     ],
 )
 def test_minutes_are_those_of_earlier_runs(
@@ -121,6 +121,7 @@ def test_without_an_earlier_build_the_minutes_are_unknown() -> None:
     assert step_durations.estimate([], "h20", 1000, BOTH) is None
     assert step_durations.estimate(RUNS[1:2], "h20", 1000, BOTH) is None
     assert step_durations.estimate(RUNS[1:2], "tested", 1000, BOTH) is None
+    assert step_durations.estimate(RUNS, "h20", 1000, BOTH | {"extensions"}) is None, "its compiler was never timed"
 
 
 def test_a_step_that_was_never_measured_or_no_step_at_all_gives_no_minutes() -> None:

@@ -45,6 +45,11 @@ def test_a_changed_value_drops_the_reason_of_the_parent(project: Path) -> None:
     assert found == {"numpy": "for arrays", "driver": "the fleet has it"}
 
 
+def test_the_reason_for_torch_is_dropped_for_other_gpus(project: Path) -> None:
+    assert "torch" in inherited(project, {"gpus": PARENT["gpus"]})
+    assert "torch" not in inherited(project, {"gpus": ["a30"]})
+
+
 def test_a_child_states_its_own_reason(project: Path) -> None:
     found = inherited(project, {"torch": "2.14.0", "cuda": "13.0", "why": {"torch": "for CUDA 13"}})
     assert found["torch"] == "for CUDA 13"

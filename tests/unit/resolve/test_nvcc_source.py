@@ -94,14 +94,14 @@ def test_a_devel_image_has_its_own(project: Path) -> None:
 
 
 def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
-    local = {**NEW, "torch": "2.11.0+cu130"}
+    local = {**NEW, "torch": "2.11.0+cu131"}
     assert refused(project, {**local, "variant": "devel"}) == [
-        ("variant", "unknown CUDA release of torch 2.11.0+cu130: set cuda: in the profile")
+        ("variant", "unknown CUDA release of torch 2.11.0+cu131: set cuda: in the profile")
     ]
-    plan = plan_of(project, {**local, "variant": "devel", "cuda": "13.0"})
+    plan = plan_of(project, {**local, "variant": "devel", "cuda": "13.1"})
     assert plan.toolchain
     assert plan.toolchain.requirements == (
-        f"cuda-toolkit[{','.join(extension_compilers.compiler_wheels()[13].extras)}]==13.0.*",
+        f"cuda-toolkit[{','.join(extension_compilers.compiler_wheels()[13].extras)}]==13.1.*",
     )
 
 

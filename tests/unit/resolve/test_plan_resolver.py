@@ -282,3 +282,12 @@ def test_every_gpu_profile_states_its_apex(file: Path) -> None:
     (apex,) = [one for one in profile.extensions if one.name == "apex"]
     assert (apex.none is None) == (profile.cuda == "13.0")  # nvcc of CUDA 13 is on the index
     assert apex.none or {"norm.apex", "optim.apex"} <= set(profile.selftest.require)
+
+
+def test_torchs_own_index_has_the_same_build_with_the_label_of_its_cuda(project: Path) -> None:
+    """A torch with its label is judged like the same torch without one."""
+    plain = choose_stack(profile_of(project, {**HOPPER, "torch": "2.3.1"}))
+    labelled = choose_stack(profile_of(project, {**HOPPER, "torch": "2.3.1+cu121"}))
+    assert labelled.situation.libraries == plain.situation.libraries
+    refused = [{item.advisory.id for item in one.advice if item.state == "refused"} for one in (plain, labelled)]
+    assert refused[0] == refused[1] and "cublas-hopper-fpe" in refused[0]
