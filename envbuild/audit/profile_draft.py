@@ -31,7 +31,10 @@ def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -
     source = printable(source).replace("\n", "?")  # a path may contain any character; this text goes into a comment
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
     if version is None or not is_version(version):
-        raise CheckFailed(f"{source} has no torch: cannot write a profile for it")
+        raise CheckFailed(
+            f"{source} has no torch: cannot write a profile for it",
+            hint="lock its packages under a profile that has torch: envbuild lock PROFILE --requirements FILE",
+        )
     release = database.torch_release(version)
     named, left = _packages(held, version)
     lines = [

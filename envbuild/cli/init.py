@@ -8,6 +8,7 @@ from envbuild.cli.console import emit
 from envbuild.facts import gpu_name_lookup
 from envbuild.profile import profile_and_lock_name_lookup, starter_profile
 from envbuild.resolve import profile_reader_and_overrides
+from envbuild.util import package_data
 from envbuild.util.atomic_files import write_within
 from envbuild.util.errors import ProfileError, UsageError
 from envbuild.util.yaml_and_project_paths import display
@@ -62,6 +63,8 @@ def command(name: str, parent: str | None, image: str | None, python: str | None
         text = _from_environment(name, python)
     else:
         text = starter_profile.starter_profile(name, profile_reader_and_overrides.load(str(parent)))
+    if (package_data.PROFILES / f"{name}.yaml").is_file():
+        click.echo(f"note: here, {display(file)} takes precedence over the shipped profile {name}", err=True)
     write_within(Path.cwd(), file, text)
     _written(file, as_json)
 

@@ -85,14 +85,19 @@ def _tables(text: str, key: str, name: str) -> tuple[dict[str, Any], list[dict[s
     return document, found, lines if len(lines) == len(found) else [1] * len(found)
 
 
+def is_for_python(requires: object, python: str) -> bool:
+    """Whether the value of a key requires-python allows some release of Python `python`, such as 3.11. True if the key
+    is missing or invalid."""
+    try:
+        return SpecifierSet(str(requires or "")).contains(f"{python}.99")
+    except InvalidSpecifier:
+        return True
+
+
 def _for_another_python(document: Mapping[str, Any], text: str, python: str) -> Iterator[Entry]:
     """A fault if the lock was made for other releases of Python than the profile's: the locked versions need not have
     wheels for the profile's release."""
-    try:
-        wanted = SpecifierSet(str(document.get("requires-python", "")))
-    except InvalidSpecifier:
-        return
-    if not wanted.contains(f"{python}.99"):
+    if not is_for_python(document.get("requires-python"), python):
         line = text.count("\n", 0, max(0, text.find("requires-python"))) + 1
         reason = f"this lock is for another Python than the profile's {python}: use a profile with that Python"
         yield Entry(line, "requires-python", fault=reason)

@@ -354,6 +354,7 @@ _WORDS = {
     "is_instance_of": "must be a path",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
+    "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be {ge} or more",
@@ -380,6 +381,8 @@ def validation_message(item: Mapping[str, Any], path: tuple[str | int, ...]) -> 
         return f"{item['input']!r} is not allowed here: {instead}"
     if kind == "literal_error":
         return _none_of(item["input"], re.findall("'([^']*)'", context["expected"]))
+    if kind == "tuple_type" and isinstance(item["input"], str):
+        return f"must be a list: [{item['input'][:_LONGEST]}]"
     return _WORDS[kind].format(**context) if kind in _WORDS else str(item["msg"])
 
 

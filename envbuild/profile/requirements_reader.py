@@ -108,7 +108,7 @@ def read(file: Path, python: str) -> Requirements:
             own = error.message if found.quotable else f"{display(file)} cannot be read as a file of its kind"
             raise ProfileError(own, hint=ACCEPTED, faults=error.faults if found.quotable else ()) from None
     elif file.suffix == ".toml":
-        lines = _pyproject(file, text, found)
+        lines = _pyproject(file, text, found, python)
     else:
         lines = _lines(file, text, _project(file), (), found, iter(range(MAX_INCLUDES)), python)
     for line, place in islice(lines, MAX_REQUIREMENTS + 1):
@@ -304,8 +304,9 @@ def _torch_of_address(line: str) -> str:
     return f"{name}=={version}" if name in database.torch_index().packages else line
 
 
-def _pyproject(file: Path, text: str, found: Requirements) -> Iterator[tuple[str, Place]]:
-    """The dependencies in the table [project]. Adds a fault if the project lists its dependencies elsewhere."""
+def _pyproject(file: Path, text: str, found: Requirements, python: str) -> Iterator[tuple[str, Place]]:
+    """The dependencies in the table [project]. Adds a fault if the project lists its dependencies elsewhere, and a note
+    if the project is for other releases of Python than the profile's."""
     name, faults = display(file), found.faults
     try:
         document = tomllib.loads(text)
@@ -325,6 +326,9 @@ def _pyproject(file: Path, text: str, found: Requirements) -> Iterator[tuple[str
     elif "project" not in document:
         hint = "write them to a requirements file (poetry export)" if poetry else "name a file that lists requirements"
         faults.append(Fault(f"no table [project] with dependencies: {hint}", name, 1))
+    if not environment_and_lock_file_readers.is_for_python(project.get("requires-python"), python):
+        line = _line(text, "requires-python")
+        found.notes.append(f"{name}:{line}: requires-python is ignored: the profile has Python {python}")
     for item in islice(dependencies, MAX_REQUIREMENTS + 1):
         yield item, Place(name, _line(text, item))
 

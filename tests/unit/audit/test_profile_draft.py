@@ -191,6 +191,8 @@ def test_new_takes_a_profile_or_an_image(project: Path, monkeypatch: pytest.Monk
     assert not (project / "profiles" / "mine.yaml").exists()
     assert envbuild("init", "mine", "--from", "h20").code == 0
     assert envbuild("init", "mine", "--from-image", "x").code == 2  # it exists already
+    own = envbuild("init", "a100", "--from", "h20")
+    assert own.code == 0 and "profiles/a100.yaml takes precedence over the shipped profile a100" in own.stderr
 
 
 @pytest.mark.parametrize("other", [["--from", "cpu"], ["--from-image", "x"]])

@@ -58,6 +58,8 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "packages: ['-r /etc/passwd']\n", 4, "packages[0]", "is not a requirement"),
         (GOOD + "packages: ['--index-url=x']\n", 4, "packages[0]", "is not a requirement"),
         (GOOD + "packages: [{numpy: 2}]\n", 4, "packages[0]", "must be text"),
+        (GOOD + "apt: git\n", 4, "apt", "must be a list: [git]"),
+        (GOOD + "selftest: {memory_gb: 64GB}\n", 4, "selftest.memory_gb", "must be a number"),
         (GOOD + "apt: [Less]\n", 4, "apt[0]", "'Less' is not allowed"),
         (GOOD + "apt: [less, '--reinstall']\n", 4, "apt[1]", "not allowed"),
         (GOOD + "apt: [less-]\n", 4, "apt[0]", "'less-' is not allowed here: a package's name"),

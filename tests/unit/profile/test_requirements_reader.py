@@ -195,3 +195,17 @@ def test_addresses_for_another_platform_are_ignored_and_wheels_of_torch_count_as
         ("https://a.example/y", 3),
         ("https://a.example/9", 4),
     ]
+
+
+@pytest.mark.parametrize(
+    ("requires", "notes"),
+    [
+        (">=3.12", ["pyproject.toml:2: requires-python is ignored: the profile has Python 3.11"]),
+        (">=3.11.4,<3.13", []),
+        ("no version", []),
+    ],
+)
+def test_a_project_for_another_python_is_noted(project: Path, requires: str, notes: list[str]) -> None:
+    file = project / "pyproject.toml"
+    file.write_text(f'[project]\nrequires-python = "{requires}"\ndependencies = ["numpy"]\n', encoding="utf-8")
+    assert requirements_reader.read(Path(file.name), "3.11").notes == notes
