@@ -270,7 +270,7 @@ def _chosen(inputs: _ResolverInputs) -> _Chosen:
     located = wheel_resolution_and_download.locate(resolved.versions, inputs.python, inputs.glibc, just_resolved=True)
     locked = [
         LockedWheel(wheel, size, _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), size, wheel.name in overridden))
-        for wheel, size in wheel_conflicts.check_offered(located).items()
+        for wheel, size in wheel_conflicts.check_offered(located, resolved.wanted_by).items()
     ]
     late = {item.layer for item in locked if item.wheel.name not in kinds}
     order = {name: index for index, name in enumerate(_order(locked, overridden, late))}

@@ -48,9 +48,11 @@ class OfferedListing:
     bytes: int
 
 
-def check_offered(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
+def check_offered(
+    addresses: Mapping[Wheel, str], wanted_by: Mapping[str, Collection[str]] | None = None
+) -> dict[Wheel, int]:
     """Check wheels before they are locked, if their listings are available without a download. Return the size of each
-    wheel in bytes.
+    wheel in bytes. `wanted_by`: as in Resolved; a conflict then names the packages that require the two.
 
     Raises ProfileError if they conflict; NetworkError if an index does not answer; for a wheel in the store, the errors
     of wheel_file_hashes_and_contents.listing.
@@ -58,9 +60,13 @@ def check_offered(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         found = dict(zip(addresses, pool.map(_offered, addresses, addresses.values()), strict=True))
     listings = {_name(wheel): listing for wheel, (listing, _) in found.items() if listing}
-    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _may_be_equal(clash, listings))]
+    conflicts = [clash for clash in clashes(listings) if not _may_be_equal(clash, listings)]
+    faults = [*_own(listings), *map(str, conflicts)]
     if faults:
-        raise ProfileError("; ".join(faults[:_MOST]), hint=_HINT)
+        names = dict.fromkeys(one.split(" ")[0] for clash in conflicts for one in (clash.first, clash.second))
+        required = {name: ", ".join(sorted({*(wanted_by or {}).get(name, ())} - {""})) for name in names}
+        parents = [f"{name} is required by {by}" for name, by in required.items() if by]
+        raise ProfileError("; ".join(faults[:_MOST]), hint="\n".join([_HINT, *parents]))
     return {wheel: size for wheel, (_, size) in found.items()}
 
 

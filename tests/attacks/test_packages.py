@@ -128,6 +128,14 @@ def test_a_wheel_that_overwrites_a_file_of_torch_is_not_locked(index: Index, pro
     assert not list(sha256_file_store.wheel_store().folder.glob("*"))
 
 
+def test_the_package_that_requires_a_conflicting_one_is_named(index: Index, project: Path) -> None:
+    write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
+    write_wheel(index.folder, "carrier", "1.0", requires=["evil"])
+    with pytest.raises(ProfileError) as caught:
+        lock_creation_and_update.update_lock(plan(project, "carrier"), None)
+    assert str(caught.value.hint).splitlines()[1:] == ["evil is required by carrier"]
+
+
 @pytest.mark.attack(AUTHOR, "overwrites torch/nn/functional.py, index without ranges", "refused when fetched")
 def test_without_ranges_it_is_refused_as_soon_as_it_is_fetched(index: Index, project: Path) -> None:
     index.ranges = False
