@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
@@ -20,12 +21,13 @@ from envbuild.util import yaml_and_project_paths
 
 _LARGEST = 1 << 20  # bytes: larger files are not read
 _MOST_LINES = 10
+_MOST_RELEASES = 10  # of torchvision or torchaudio in a series
 _PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20})\b")
 
 
 def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, str]:
-    """Return the installed versions by name after the changes, as far as they are known before. `before`: the installed
-    versions."""
+    """Return the installed versions by name after the changes, as far as they are known before. If only the series of a
+    companion of torch is known, it is the version, such as 0.25.*. `before`: the installed versions."""
     release = database.torch_release(changes.torch) if changes.torch else None
     bounds = {name: bound for name, bound in release.pins.items() if name in before} if release else {}
     texts = [f"{name}{bound}" for name, bound in bounds.items()]
@@ -36,7 +38,7 @@ def planned_versions(before: Mapping[str, str], changes: Changes) -> dict[str, s
     }
     found = {name: version for name, version in before.items() if name not in removed}
     for requirement in requirements:
-        exact = re.fullmatch(r"==([^,*]+)", str(requirement.specifier))
+        exact = re.fullmatch(r"==([^,]+)", str(requirement.specifier))
         if exact:
             found[canonicalize_name(requirement.name)] = exact[1]
     return found
@@ -61,11 +63,18 @@ def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mappin
                     ending = " and its hashes" if hashed else ""
                     found.append(f"{file}:{number} still requires {requirement}: remove the line{ending}")
                 version = changed.get(canonicalize_name(requirement.name))
-                if version and requirement.specifier and not requirement.specifier.contains(version, prereleases=True):
+                if version and _excludes(requirement.specifier, version):
                     found.append(_line(file, number, requirement, version, hashed))
             if file.suffix == ".txt" and "torch" in changed:
                 found += _old_index(file, text, before.get("torch", ""), changed["torch"])
     return found[:_MOST_LINES]
+
+
+def _excludes(specifier: SpecifierSet, version: str) -> bool:
+    """Whether a requirement excludes a version, or each release of a series such as 0.25.*."""
+    series = version.removesuffix(".*")
+    versions = [version] if series == version else [f"{series}.{number}" for number in range(_MOST_RELEASES)]
+    return not any(specifier.contains(one, prereleases=True) for one in versions)
 
 
 def _content(file: Path) -> str:

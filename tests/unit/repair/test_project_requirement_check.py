@@ -60,6 +60,20 @@ def test_a_build_of_pytorchs_index_is_downloaded_from_there(tmp_path: Path) -> N
     assert "`pip download --no-deps numpy==2.0`" in numpy
 
 
+def test_a_companion_of_which_only_the_series_is_planned(tmp_path: Path) -> None:
+    """A plan leaves the last number of the versions of torchvision and torchaudio to pip."""
+    changes = Changes(torch="2.8.0", companions=("torchvision==0.23.*",))
+    after = project_requirement_check.planned_versions(BEFORE, changes)
+    (tmp_path / "requirements.txt").write_text(
+        "torchvision==0.20.1\ntorchvision>=0.20\ntorchvision==0.23.1\ntorchvision\ntorchvision<0.23\n"
+    )
+    lines = project_requirement_check.outdated_requirements(tmp_path, BEFORE, after)
+    assert [line.removeprefix(f"{tmp_path}/") for line in lines] == [
+        "requirements.txt:1 still requires torchvision==0.20.1: write torchvision==0.23.*",
+        "requirements.txt:5 still requires torchvision<0.23: write torchvision==0.23.*",
+    ]
+
+
 def test_a_removed_package_and_a_line_for_another_system(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("apex\ntorch==2.5.1; sys_platform == 'win32'\nnumpy==1.0\n")
     before = {**BEFORE, "apex": "0.9.10.dev0"}
