@@ -6,6 +6,7 @@ Reads files of the environment and of the folder that contains it; runs no comma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.utils import canonicalize_name
 
 from envbuild.audit.collected_environment import Holdings
@@ -119,11 +121,45 @@ def detect(held: Holdings) -> EnvironmentManager:
     return EnvironmentManager(kind, python, prefix, str(prefix / "pyvenv.cfg"), has_pip=has_pip)
 
 
-def uv_sources(project: Path) -> frozenset[str]:
-    """The packages for which the pyproject.toml of a uv project sets a source, such as a package index."""
-    uv = _table(project, "tool").get("uv")
-    sources = uv.get("sources") if isinstance(uv, dict) else None
-    return frozenset(map(canonicalize_name, sources)) if isinstance(sources, dict) else frozenset()
+def uv_sources_without_cuda(project: Path, cuda: str) -> frozenset[str]:
+    """The packages for which the pyproject.toml of a uv project sets a source on this system, unless the source is
+    PyTorch's package index for the same CUDA major version as `cuda`."""
+    uv = _uv_table(project)
+    sources, indexes = uv.get("sources"), uv.get("index")
+    rows = [row for row in indexes if isinstance(row, dict)] if isinstance(indexes, list) else []
+    builds = re.compile(rf"https://download\.pytorch\.org/whl/cu{cuda.partition('.')[0]}[0-9]+/?")
+    fitting = {row.get("name") for row in rows if builds.fullmatch(str(row.get("url")))}
+    return frozenset(
+        canonicalize_name(name)
+        for name, value in (sources.items() if isinstance(sources, dict) else ())
+        for source in (value if isinstance(value, list) else [value])
+        if isinstance(source, dict) and source.get("index") not in fitting and _applies(source.get("marker"))
+    )
+
+
+def _applies(marker: object) -> bool:
+    """Whether a marker is true on this system, or cannot be evaluated."""
+    try:
+        return not isinstance(marker, str) or Marker(marker).evaluate()
+    except (InvalidMarker, UndefinedEnvironmentName, UndefinedComparison):
+        return True
+
+
+def workspace_members(project: Path) -> list[Path]:
+    """The pyproject.toml files of the members of a uv workspace, without that of its root."""
+    workspace = _uv_table(project).get("workspace")
+    found = {key: set[Path]() for key in ("members", "exclude")}
+    for key, files in found.items():
+        patterns = workspace.get(key) if isinstance(workspace, dict) else None
+        for pattern in patterns if isinstance(patterns, list) else ():
+            with contextlib.suppress(ValueError, NotImplementedError):  # empty or absolute
+                files.update(project.glob(f"{pattern}/pyproject.toml"))
+    return sorted(found["members"] - found["exclude"] - {project / "pyproject.toml"})
+
+
+def _uv_table(project: Path) -> Mapping[str, Any]:
+    table = _table(project, "tool").get("uv")
+    return table if isinstance(table, dict) else {}
 
 
 def always_installs_torch(project: Path) -> bool:

@@ -1,8 +1,9 @@
-"""Finds lines of a project's files that still require the versions that a repair replaced: requirements and constraints
+"""Finds lines of a project's files that still require the versions that a repair replaces: requirements and constraints
 files, and pyproject.toml. Changes nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -16,12 +17,18 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
 from envbuild.profile import requirements_reader
+from envbuild.repair import environment_manager_detection
 from envbuild.repair.required_changes import Changes, index_options
 from envbuild.util import yaml_and_project_paths
 
 _LARGEST = 1 << 20  # bytes: larger files are not read
 _MOST_LINES = 10
 _MOST_RELEASES = 10  # of torchvision or torchaudio in a series
+_DEPENDENCIES = "project.dependencies"
+_REQUIREMENT_LISTS = re.compile(
+    r"project\.(dependencies|optional-dependencies\..+)|dependency-groups\..+"
+    r"|tool\.uv\.(dev|constraint|override)-dependencies"
+)
 _PYTORCH_INDEX = re.compile(r"https://download\.pytorch\.org/whl/([a-z0-9]{2,20})\b")
 
 
@@ -49,13 +56,14 @@ def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mappin
     requirement to write instead, each line that names a package which the repair removed, and each line that names
     PyTorch's index for the build of the replaced torch; at most _MOST_LINES. `before`, `after`: the installed versions
     by name."""
-    changed = {name: version for name, version in after.items() if before.get(name, version) != version}
+    changed = _changed(before, after)
     removed = before.keys() - after.keys()
     found: list[str] = []
     for pattern in ("requirements*.txt", "constraints*.txt", "pyproject.toml"):
         for file in sorted(folder.glob(pattern)):
             text = _content(file)
-            requirements = _project(text) if file.suffix == ".toml" else _listed(text)
+            project = ((number, requirement, False) for number, requirement, _ in _project(text))
+            requirements = project if file.suffix == ".toml" else _listed(text)
             for number, requirement, hashed in requirements:
                 if requirement.marker and not requirement.marker.evaluate():
                     continue
@@ -68,6 +76,27 @@ def outdated_requirements(folder: Path, before: Mapping[str, str], after: Mappin
             if file.suffix == ".txt" and "torch" in changed:
                 found += _old_index(file, text, before.get("torch", ""), changed["torch"])
     return found[:_MOST_LINES]
+
+
+def requirements_kept_by_uv_add(folder: Path, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Describe each line in the pyproject.toml files of a uv project and its workspace that excludes a version which
+    the repair installs, and that `uv add` does not change, with the requirement to write instead; at most _MOST_LINES.
+    `uv add` only replaces requirements in the project's own `dependencies`, and only if they have no marker. uv also
+    resolves for other systems, so that markers of other systems count. `before`, `after`: as for
+    outdated_requirements."""
+    changed = _changed(before, after)
+    found: list[str] = []
+    for file in (folder / "pyproject.toml", *environment_manager_detection.workspace_members(folder)):
+        for number, requirement, key in _project(_content(file)):
+            replaced = file.parent == folder and key == _DEPENDENCIES and requirement.marker is None
+            version = changed.get(canonicalize_name(requirement.name))
+            if version and not replaced and _excludes(requirement.specifier, version):
+                found.append(_line(file, number, requirement, version, hashed=False))
+    return found[:_MOST_LINES]
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    return {name: version for name, version in after.items() if before.get(name, version) != version}
 
 
 def _excludes(specifier: SpecifierSet, version: str) -> bool:
@@ -108,28 +137,32 @@ def _listed(text: str) -> Iterator[tuple[int, Requirement, bool]]:
             yield number, parsed, bool(requirements_reader.HASH_OPTION.search(line))
 
 
-def _project(text: str) -> Iterator[tuple[int, Requirement, bool]]:
-    """Yield (line number, requirement, False: no hashes) for the dependencies of a pyproject.toml."""
+def _project(text: str) -> Iterator[tuple[int, Requirement, str]]:
+    """Yield (line number, requirement, key, such as project.dependencies) for the dependencies of a pyproject.toml, in
+    the order of the file."""
     try:
-        document = tomllib.loads(text)
+        rows = [row for row in _texts(tomllib.loads(text), "") if _REQUIREMENT_LISTS.fullmatch(row[0])]
     except (ValueError, RecursionError):
         return
     lines = text.splitlines()
-    for value in _dependencies(document):
+    last: dict[str, int] = {}  # the same text may be in several lists
+    for key, value in rows:
+        begin, written = last.get(value, 0), (json.dumps(value), f"'{value}'")
+        found = (place for place, line in enumerate(lines[begin:], begin + 1) if any(text in line for text in written))
+        number = next(found, None)
         parsed = _parsed(value)
-        number = next((place for place, line in enumerate(lines, 1) if value in line), None)
         if parsed and number:
-            yield number, parsed, False
+            last[value] = number
+            yield number, parsed, key
 
 
-def _dependencies(document: Mapping[str, Any]) -> Iterator[str]:
-    project = document.get("project")
-    tables = [document.get("dependency-groups")]
-    if isinstance(project, dict):
-        tables += [{"": project.get("dependencies")}, project.get("optional-dependencies")]
-    for table in tables:
-        for values in table.values() if isinstance(table, dict) else ():
-            yield from (value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) for each text that is in a list of a TOML document, in the order of the document."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            yield from _texts(child, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        yield from ((key, text) for text in value if isinstance(text, str))
 
 
 def _parsed(text: str) -> Requirement | None:

@@ -23,7 +23,13 @@ from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit
 from envbuild.explain.cause_ranking import Explanation
-from envbuild.repair import dynamic_loader_search, environment_manager_detection, required_changes
+from envbuild.facts import database
+from envbuild.repair import (
+    dynamic_loader_search,
+    environment_manager_detection,
+    project_requirement_check,
+    required_changes,
+)
 from envbuild.repair.dynamic_loader_search import LoadedFile, LoaderInput
 from envbuild.repair.environment_manager_detection import CondaPackage, EnvironmentManager
 from envbuild.repair.required_changes import Changes, Diagnosis, LibraryPin
@@ -314,13 +320,6 @@ class _Steps:
             tool = "Poetry" if "poetry" in self._add() else "pip"
             does = f"remove {', '.join(again)}, which {tool} would keep"
             yield Command(does, (*self.manager.pip("uninstall"), *again))
-        project = self.manager.project if self.manager.kind == "uv-project" else None
-        sources = environment_manager_detection.uv_sources(project) if project else frozenset()
-        if chosen := [name for name in ("torch", *names) if name in sources]:
-            self.warnings.append(
-                f"{project}/pyproject.toml sets a source for {', '.join(chosen)}, under [tool.uv.sources]: before the "
-                "commands, set one there that has builds for CUDA, or remove the entry"
-            )
         does = " and ".join([f"install torch {torch} with its own CUDA libraries", *_builds(companions)])
         yield Command(does, (*self._add(), *force, f"torch=={torch}", *companions))
 
@@ -462,6 +461,8 @@ class _Steps:
             if owned:
                 text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
                 return text, f"run the conda commands above{_or_unchanged(self.changes, self.source)}"
+        if manager.kind == "uv-project" and manager.project and (refused := self._uv_add_refusal(manager.project)):
+            return refused
         if all(command.shell for command in commands) and not any(self.metadata()) and not self.overrides():
             lines = "; ".join(command.text for command in commands)
             if not lines:
@@ -473,6 +474,27 @@ class _Steps:
             return (
                 f"no permission to write to {', '.join(locked)}",
                 f"repeat it as the owner{_or_unchanged(self.changes, self.source)}",
+            )
+        return None
+
+    def _uv_add_refusal(self, project: Path) -> tuple[str, str] | None:
+        """Why `uv add` cannot install the planned torch in this project, and what to do."""
+        changes, file = self.changes, project / "pyproject.toml"
+        release = database.torch_release(changes.torch) if changes.torch else None
+        if release is None:
+            return None
+        names = {"torch", *(Requirement(text).name for text in changes.companions)}
+        if chosen := sorted(names & environment_manager_detection.uv_sources_without_cuda(project, release.cuda)):
+            return (
+                f"{file} sets a source for {', '.join(chosen)}, under [tool.uv.sources]",
+                f"set one that has builds for CUDA {release.cuda}, or remove the entry, then run the commands above",
+            )
+        before = self.held.installed
+        planned = project_requirement_check.planned_versions(before, changes)
+        if lines := project_requirement_check.requirements_kept_by_uv_add(project, before, planned):
+            return (
+                f"`uv add` does not change these requirements: {'; '.join(lines)}",
+                "change them, then run `uv sync` with the options that the project needs, such as --extra and --group",
             )
         return None
 

@@ -88,9 +88,32 @@ def test_a_project_without_uv_and_poetry(tmp_path: Path) -> None:
         '[dependency-groups]\ndev = ["torch==2.5.*", {include-group = "x"}]\n'
     )
     assert [line.partition(" ")[0] for line in found(tmp_path)] == [
-        "pyproject.toml:10", "pyproject.toml:4", "pyproject.toml:8",
+        "pyproject.toml:4", "pyproject.toml:8", "pyproject.toml:10",
     ]  # fmt: skip
-    assert found(tmp_path)[2].endswith("write torchvision[scipy]==0.23.0")
+    assert found(tmp_path)[1].endswith("write torchvision[scipy]==0.23.0")
+
+
+def test_requirements_that_uv_add_does_not_change(tmp_path: Path) -> None:
+    """`uv add` replaces the first two, and the extra allows the new version."""
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = [\n  "torch==2.5.1",\n  "torchvision>=0.20,<0.21",\n'
+        "  \"torch==2.5.1; sys_platform == 'darwin'\",\n]\n"
+        '[project.optional-dependencies]\ngpu = ["torch>=2.5"]\n'
+        '[dependency-groups]\ngpu = ["torch==2.5.1"]\n'
+        '[tool.uv]\nconstraint-dependencies = ["torch<2.6"]\n'
+        '[tool.uv.workspace]\nmembers = ["parts/*", "/absolute", ""]\nexclude = ["parts/other"]\n'
+    )
+    for name in ("mine", "other"):
+        (tmp_path / "parts" / name).mkdir(parents=True)
+        (tmp_path / "parts" / name / "pyproject.toml").write_text('[project]\ndependencies = ["torch==2.5.1"]\n')
+    lines = project_requirement_check.requirements_kept_by_uv_add(tmp_path, BEFORE, AFTER)
+    assert [line.removeprefix(f"{tmp_path}/") for line in lines] == [
+        'pyproject.toml:5 still requires torch==2.5.1; sys_platform == "darwin": '
+        'write torch==2.8.0; sys_platform == "darwin"',
+        "pyproject.toml:10 still requires torch==2.5.1: write torch==2.8.0",
+        "pyproject.toml:12 still requires torch<2.6: write torch==2.8.0",
+        "parts/mine/pyproject.toml:2 still requires torch==2.5.1: write torch==2.8.0",
+    ]
 
 
 def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:

@@ -237,16 +237,32 @@ def test_a_uv_project_gets_an_override(place: Place) -> None:
     assert [command.argv for command in steps.commands()] == [(*own, *words)], "the shell may have another value"
 
 
-def test_a_uv_project_that_takes_torch_from_the_index_for_the_cpu(place: Place) -> None:
-    """`uv add` would install the build for the CPU again."""
+PYTORCH_INDEXES = "".join(
+    f'[[tool.uv.index]]\nname = "{label}"\nurl = "https://download.pytorch.org/whl/{label}"\nexplicit = true\n'
+    for label in ("cpu", "cu126", "cu130")
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ('{ index = "cpu" }', True),
+        ('{ index = "cu130" }', True),
+        ('{ path = "torch.whl" }', True),
+        ('{ index = "cu126" }', False),
+        ("""[{ index = "cpu", marker = "sys_platform != 'linux'" }, { index = "cu126" }]""", False),
+        ("""[{ index = "cpu", marker = "invalid" }, { index = "cu126" }]""", True),
+    ],
+)
+def test_a_uv_project_that_takes_torch_from_elsewhere(place: Place, source: str, refused: bool) -> None:
+    """`uv add` would install the build for the CPU again, for example."""
     with_torch(place, "2.7.1+cpu", None)
     project = place.prefix.parent
     (project / "uv.lock").write_text('[[package]]\nname = "torch"\nversion = "2.7.1+cpu"\n')
-    (project / "pyproject.toml").write_text("[tool.uv]\n")
-    assert not [text for text in place.plan(CPU_LOG).warnings if "sources" in text]
-    (project / "pyproject.toml").write_text('[tool.uv.sources]\nTorch = { index = "pytorch-cpu" }\n')
-    (warning,) = [text for text in place.plan(CPU_LOG).warnings if "sources" in text]
-    assert warning.startswith(f"{project}/pyproject.toml sets a source for torch, under [tool.uv.sources]")
+    (project / "pyproject.toml").write_text(f"{PYTORCH_INDEXES}[tool.uv.sources]\nTorch = {source}\n")
+    text = f"{project}/pyproject.toml sets a source for torch, under [tool.uv.sources]"
+    found = place.plan(CPU_LOG).refused
+    assert (found and found[0]) == (text if refused else None)
 
 
 def test_a_uv_project_without_torch_in_its_lock_is_an_environment(place: Place) -> None:

@@ -478,6 +478,37 @@ def test_a_uv_project_that_requires_torch_in_a_group(tmp_path: Path) -> None:
     assert venv.cublas() == "12.4.5"
 
 
+@pytest.mark.parametrize(
+    ("requirements", "written"),
+    [
+        ("""dependencies = ["torch==2.11.0; sys_platform == 'linux'"]""", 'torch==2.10.0; sys_platform == "linux"'),
+        ('dependencies = []\n[dependency-groups]\ngpu = ["torch==2.11.0"]', "torch==2.10.0"),
+        ('dependencies = []\n[project.optional-dependencies]\ngpu = ["torch==2.11.0"]', "torch==2.10.0"),
+    ],
+)
+def test_a_requirement_that_uv_add_does_not_change_is_left_to_the_user(
+    tmp_path: Path, requirements: str, written: str
+) -> None:
+    """`uv add` would find no solution, and its message names no line."""
+    folder, log = tmp_path.resolve() / "project", tmp_path / "train.log"
+    folder.mkdir()
+    head = f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.{sys.version_info[1]}"\n'
+    file = folder / "pyproject.toml"
+    file.write_text(f"{head}{requirements}\n")
+    sync = [UV, "sync", "--quiet", "--project", folder, "--all-extras", "--all-groups"]
+    run(*sync, "--python", sys.executable)
+    log.write_text(OLD_DRIVER_LOG)
+    venv = Venv(folder / ".venv", log)
+    number = 5 + requirements.count("\n")
+    found = refused(venv)
+    assert f"`uv add` does not change these requirements: {file}:{number} still requires torch==2.11.0" in found
+    assert f": write {written}" in found and "change them, then run `uv sync`" in found
+    file.write_text(file.read_text().replace("2.11.0", "2.10.0"))
+    run(*sync)
+    assert cuda_of(venv) == f"{OLDER_TORCH}+cu128 12.8"
+    assert venv.fix()["problems"] == []
+
+
 # Environments without a fault
 
 
