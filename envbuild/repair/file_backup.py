@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import os
 import re
@@ -288,7 +289,8 @@ def latest_backup(prefix: Path) -> BackupFolder | None:
 def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
     """Raise FileError if a backup would change files outside the environment: another user may have written the
     backup."""
-    allowed = {prefix.parent.resolve() / name for name in PROJECT_FILES}
+    project = prefix.parent.resolve()
+    allowed = {file for name in PROJECT_FILES for file in (project / name, (project / name).resolve())}
     paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
     for text in [*paths, *content.sites, content.prefix]:
         # resolve links in the folder; if the file is a link, the link itself is replaced, not its target
@@ -347,12 +349,22 @@ def restore(backup: BackupFolder) -> Restoration:
     for file in kept:
         if file.path not in left and os.path.lexists(backup.kept(file)):
             Path(file.path).parent.mkdir(parents=True, exist_ok=True)
-            backup.kept(file).replace(file.path)
+            _move(backup.kept(file), file.path)
     if not left:
         shutil.rmtree(backup.folder)
         with contextlib.suppress(OSError):
             backup.folder.parent.rmdir()
     return Restoration(content.names, tuple(path for path in content.project if path not in left), tuple(left))
+
+
+def _move(kept: Path, path: str) -> None:
+    """Move a file from the backup to its place. A link in the project may lead to a different disk."""
+    try:
+        kept.replace(path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copy2(kept, path, follow_symlinks=False)
 
 
 def _remove_empty(folder: Path, prefix: Path) -> None:

@@ -159,8 +159,10 @@ def _require_unchanged(plan: RepairPlan, held: Holdings) -> None:
 
 
 def _project_files(plan: RepairPlan) -> list[Path]:
+    """The files of a uv project that the commands may change. For a symbolic link, also the file to which it leads."""
     folder = plan.manager.project if plan.manager.kind == "uv-project" else None
-    return [folder / name for name in file_backup.PROJECT_FILES] if folder else []
+    files = [folder / name for name in file_backup.PROJECT_FILES] if folder else []
+    return [*files, *(file.resolve() for file in files if file.is_symlink())]
 
 
 def _run_all(plan: RepairPlan, say: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -269,6 +270,37 @@ def test_a_uv_project_is_fixed_and_stays_fixed(project: Venv) -> None:
     assert undone.code == 0 and f"{folder}/pyproject.toml, {folder}/uv.lock" in undone.stdout
     assert contents(hashes(folder)) == before
     assert project.cublas() == "12.1.3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other_disk", [False, True])
+def test_project_files_that_are_links_are_restored(
+    project: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_disk: bool
+) -> None:
+    """The commands write into the file to which the link leads."""
+    folder, shared = project.prefix.parent, tmp_path.resolve() / "shared"
+    shared.mkdir()
+    for name in file_backup.PROJECT_FILES:
+        (folder / name).rename(shared / name)
+        (folder / name).symlink_to(Path("..") / "shared" / name)
+    before = [(shared / name).read_bytes() for name in file_backup.PROJECT_FILES]
+    project.fix("--apply")
+    assert (shared / "pyproject.toml").read_bytes() != before[0]
+    if other_disk:
+        replace = Path.replace
+
+        def replaced(file: Path, target: str | Path) -> Path:
+            if Path(target).parent == shared and not file.is_relative_to(shared):
+                raise OSError(errno.EXDEV, "Invalid cross-device link")
+            return replace(file, target)
+
+        monkeypatch.setattr(Path, "replace", replaced)
+    backup = file_backup.latest_backup(project.prefix)
+    assert backup
+    assert file_backup.restore(backup).left == ()
+    assert [(shared / name).read_bytes() for name in file_backup.PROJECT_FILES] == before
+    links = [(folder / name).readlink() for name in file_backup.PROJECT_FILES]
+    assert links == [Path("..") / "shared" / name for name in file_backup.PROJECT_FILES]
 
 
 @pytest.mark.slow
