@@ -245,4 +245,7 @@ def check_settings(host: Host) -> Check:
     if site.faults:
         remedy = f"correct these lines{f'; {site.hint}' if site.hint else ''}"
         return Check("settings", "fail", "; ".join(site.faults), remedy)
+    if site.cache_fault:
+        text = f"{site.file}: extensions.cache: {site.cache_fault}, so this machine compiles extensions itself"
+        return Check("settings", "warn", text, "mount or create the folder, or correct the setting")
     return ok("settings", f"{site.file}: {', '.join(site.names)}" if site.names else f"no settings ({site.file})")

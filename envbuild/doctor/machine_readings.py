@@ -185,14 +185,15 @@ class Authorities:
 
 @dataclass(frozen=True)
 class SiteReading:
-    """The site's settings: their file, the names that are set, the errors with file and line, a hint, and the clusters
-    whose registry is set."""
+    """The site's settings: their file, the names that are set, the errors with file and line, a hint, the clusters
+    whose registry is set, and why the folder of the shared cache of extensions cannot be used."""
 
     file: str
     names: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     hint: str | None = None
     clusters_with_registry: tuple[str, ...] = ()
+    cache_fault: str | None = None
 
 
 @dataclass(frozen=True)

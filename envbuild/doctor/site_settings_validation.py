@@ -9,6 +9,7 @@ from typing import Any
 from envbuild.doctor.machine_readings import SiteReading, clean
 from envbuild.facts import database
 from envbuild.image import shared_extension_cache
+from envbuild.image.shared_extension_cache import SharedFolder
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.slurm import slurm_settings
 from envbuild.util import network_settings, settings, user_folders
@@ -35,7 +36,12 @@ def read() -> SiteReading:
         return SiteReading(name, (), tuple(clean(text, 400) for text in messages), error.hint)
     names = () if above else tuple(document.data)
     faults = tuple(clean(str(fault), 400) for fault in found)
-    return SiteReading(name, names, faults, settings.HINT if above else None, tuple(_with_registry(document.data)))
+    cache = None if faults else shared_extension_cache.configured_cache()
+    fault = cache.fault() if isinstance(cache, SharedFolder) else None
+    return SiteReading(
+        name, names, faults, settings.HINT if above else None, tuple(_with_registry(document.data)),
+        clean(fault, 400) if fault else None,
+    )  # fmt: skip
 
 
 def _with_registry(data: dict[str, Any]) -> Iterator[str]:

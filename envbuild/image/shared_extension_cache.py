@@ -101,11 +101,21 @@ class SharedFolder:
     def location(self) -> str:
         return str(self.folder)
 
+    def fault(self) -> str | None:
+        """Why the path cannot be used as a folder; None if it can."""
+        try:
+            if self.folder.is_dir():
+                return None
+            exists = self.folder.exists()
+        except OSError as error:
+            return f"{self.folder}: {error.strerror}"
+        return f"{self.folder} is not a folder" if exists else f"the folder {self.folder} does not exist"
+
     def descriptions(self, key: str, sha256: str | None) -> Iterator[bytes]:
         """Yield descriptions as the protocol says. Raises Refusal after the last one if a file was not usable."""
         with _file_errors(self.folder):
-            if not self.folder.is_dir():
-                raise FileError(f"the folder {self.folder} does not exist")
+            if fault := self.fault():
+                raise FileError(fault)
             refused: Refusal | None = None
             entries = self._entries(key)
             for name in [f"{sha256}.json"] if sha256 else sorted(_names(entries)):
@@ -140,8 +150,8 @@ class SharedFolder:
 
     def store(self, key: str, description: bytes, wheel: BuiltWheel) -> None:
         with _file_errors(self.folder):
-            if not self.folder.is_dir():
-                raise FileError(f"the folder {self.folder} does not exist")
+            if fault := self.fault():
+                raise FileError(fault)
             target = self._entries(key)
             target.mkdir(exist_ok=True)
             with wheel.path.open("rb") as stream:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from envbuild.doctor import site_settings_validation
+from envbuild.doctor import cpu_memory_and_os, engine_disk_and_network_checks, site_settings_validation
+from envbuild.doctor.machine_readings import Host
 from envbuild.image import extension_wheel_build, shared_extension_cache
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.shared_extension_cache import SharedCache, SharedFolder, SharedRepository
@@ -460,6 +461,19 @@ def test_a_missing_folder_is_not_made(locked: Lock, compiler: FakeCompiler, tmp_
         with pytest.raises(FileError, match=f"the folder {cache.folder} does not exist"):
             act()
     assert not cache.folder.exists()
+
+
+def test_doctor_warns_of_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    for name, fault in {"missing": "the folder {} does not exist", "file": "{} is not a folder", "": None}.items():
+        folder = tmp_path / name
+        (tmp_path / "file").touch()
+        configure(f"extensions: {{cache: {folder}}}\n")
+        reading = site_settings_validation.read()
+        assert reading.cache_fault == (fault and fault.format(folder)) and reading.faults == ()
+        check = engine_disk_and_network_checks.check_settings(
+            Host("node", "", cpu_memory_and_os.unread(), site=reading)
+        )
+        assert check.status == ("warn" if fault else "ok")
 
 
 def test_a_folder_that_cannot_be_used_is_a_file_error(locked: Lock, compiler: FakeCompiler, tmp_path: Path) -> None:
