@@ -245,7 +245,10 @@ def _made(
         def say(text: str) -> None:
             notes.append(f"{one.loaded.name}: {text}")
 
-        return lock_creation_and_update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
+        similar = lock_file.similar_lock(one.loaded) if one.before is None else None
+        return lock_creation_and_update.update_lock(
+            one.plan, one.before, upgrade, accept_old=accept_old, say=say, similar=similar[1] if similar else None
+        )
 
     try:
         with ThreadPoolExecutor(PARALLEL) as pool:

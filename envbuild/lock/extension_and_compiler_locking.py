@@ -26,10 +26,12 @@ def lock(
     locked: tuple[LockedWheel, ...],
     image_debs: tuple[Deb, ...],
     progress: Callable[[str, int], None],
+    similar: Lock | None = None,
 ) -> tuple[tuple[LockedExtension, ...], Builder | None]:
     """Lock the sources of the extensions, and the tools that are missing in the stage that compiles them. That stage
     has the image's Debian packages (`image_debs`) and the image's wheels (`locked`), except the profile's own packages.
-    `stale`: the parts of `previous` that must be locked again."""
+    `stale`: the parts of `previous` that must be locked again. `similar`: the lock of a similar profile. A source that
+    one of the two locks has for the same inputs is not downloaded."""
     extension_toolchain = plan.extension_toolchain
     if extension_toolchain is None:
         return (), None
@@ -39,8 +41,11 @@ def lock(
         held = (*previous.base, *previous.apt)
         if not debian or image_debs == held:
             return previous.extensions, previous.builder
-    extensions = tuple(
-        extension_source_fetcher.inspect_source(wanted, progress) for wanted in extension_toolchain.wanted
+    inspected = next((one for one in (previous, similar) if one and "extensions" not in one.stale(plan)), None)
+    extensions = (
+        inspected.extensions
+        if inspected
+        else tuple(extension_source_fetcher.inspect_source(wanted, progress) for wanted in extension_toolchain.wanted)
     )
     archive = extension_toolchain.toolchain.archive
     inside = {item.name for item in plan.archives}

@@ -52,6 +52,7 @@ def update_lock(
     progress: Callable[[str, int], None] = lambda name, count: None,
     accept_old: frozenset[str] = frozenset(),
     say: Callable[[str], None] = lambda text: None,
+    similar: Lock | None = None,
 ) -> Lock:
     """The lock for `plan`, with as few changes to `previous` as possible.
 
@@ -59,7 +60,8 @@ def update_lock(
     BASE means the Debian packages or, on a base image that the profile names by tag, the image to which the tag points
     now. Archives are downloaded to be locked: `progress` gets the name and the number of new bytes. `accept_old` names
     packages that may be far behind their newest release, EVERYTHING means all. `say` gets a sentence for each package
-    that is far behind its newest release, or whose newest release has no usable wheel. The result has all records of
+    that is far behind its newest release, or whose newest release has no usable wheel. Sources of extensions that
+    `similar`, the lock of a similar profile, has for the same inputs are not downloaded. The result has all records of
     compiled wheels that `previous` has, whether they match the new lock or not.
 
     Raises UsageError if `upgrade` names a package that is not in the lock. Raises ProfileError for missing versions, a
@@ -91,7 +93,7 @@ def update_lock(
     again = stale | {"extensions"} if debian and BASE in upgrade else stale
     with _SOURCES:
         extensions, builder = extension_and_compiler_locking.lock(
-            plan, None if everything else previous, again, locked, there, progress
+            plan, None if everything else previous, again, locked, there, progress, similar
         )
     made = Lock(
         made=_made(previous, base, (*apt, *(builder.debs if builder else ()))),

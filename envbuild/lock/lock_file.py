@@ -284,6 +284,21 @@ def required_lock(loaded: LoadedProfile) -> Lock:
     return lock
 
 
+def similar_lock(loaded: LoadedProfile) -> tuple[str, Lock] | None:
+    """For a profile without a lock: the name and the lock of a similar profile with the same torch. This is the profile
+    without its requirements file or devel variant, or the profile that it extends."""
+    names = [loaded.meant.file.stem if loaded.meant else None, loaded.parent]
+    files = profile_and_lock_name_lookup.locks()
+    for name in filter(None, names):
+        try:
+            lock = read(files[name]) if name in files else None
+        except LockError:  # reported by the commands that use this profile
+            continue
+        if lock and lock.versions.get("torch") == loaded.profile.torch:
+            return name, lock
+    return None
+
+
 def current_lock(loaded: LoadedProfile, plan: Plan) -> Lock:
     """The lock of a profile, after checking that it matches the plan. Raises what `current` and `read` raise."""
     return current(read(loaded.known_lock), plan, loaded.lock_file)

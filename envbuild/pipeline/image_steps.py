@@ -75,9 +75,11 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
     else:
         accepted = {lock_file.EVERYTHING} if options.tolerant else set(options.accept_old)
         show = build_downloads.show_download(context.progress)
+        similar = lock_file.similar_lock(loaded) if before is None else None
         after = lock_creation_and_update.update_lock(
-            plan, before, progress=show, accept_old=frozenset(accepted), say=context.note
-        )
+            plan, before, progress=show, accept_old=frozenset(accepted), say=context.note,
+            similar=similar[1] if similar else None,
+        )  # fmt: skip
     after = fetch_base(context, plan, after, lock_again=not options.locked)
     if after is not before:
         after = extension_wheel_build.with_current_records(after)

@@ -30,14 +30,13 @@ from envbuild.pipeline.preflight_report import SELECTED, PlannedExtension, Prefl
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
-from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import cuda_line_choice, cuda_line_lookup, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
-from envbuild.util.errors import EngineError, LockError, NotProved
+from envbuild.util.errors import EngineError, NotProved
 from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
 
@@ -130,7 +129,7 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
     if lock is None:
         extensions = tuple(PlannedExtension(name, "compiled") for name, source in plan.extensions.items() if source)
         compiling = bool(extensions)
-        if similar := _similar_lock(loaded):
+        if similar := lock_file.similar_lock(loaded):
             bytes_from, lock = similar
     fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
     if fetch is not None:
@@ -162,21 +161,6 @@ def examine(images: ImageStore | EngineError, loaded: LoadedProfile, plan: Plan,
         proof=proof,
         reasons=reasons,
     )
-
-
-def _similar_lock(loaded: LoadedProfile) -> tuple[str, Lock] | None:
-    """For a profile without a lock: the name and the lock of a similar profile with the same torch, to estimate bytes.
-    This is the profile without its requirements file or devel variant, or the profile that it extends."""
-    names = [loaded.meant.file.stem if loaded.meant else None, loaded.parent]
-    files = profile_and_lock_name_lookup.locks()
-    for name in filter(None, names):
-        try:
-            lock = lock_file.read(files[name]) if name in files else None
-        except LockError:  # reported by the commands that use this profile
-            continue
-        if lock and lock.versions.get("torch") == loaded.profile.torch:
-            return name, lock
-    return None
 
 
 def _machine(images: ImageStore | EngineError, profile: Profile, options: Options) -> ProofMachine:

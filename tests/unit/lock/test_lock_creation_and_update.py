@@ -16,7 +16,7 @@ from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel
-from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
+from envbuild.lock import extension_source_fetcher, lock_changes, lock_creation_and_update, lock_file
 from envbuild.lock.lock_entry_types import Nvcc, RecordedWheel
 from envbuild.lock.lock_file import EVERYTHING, Lock, inputs
 from envbuild.resolve.plan_resolver import Plan
@@ -512,6 +512,28 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
     newest = lock_creation_and_update.update_lock(plan_of(project, data), made, frozenset({lock_file.EVERYTHING}))
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
     assert newest.versions["alpha"] == "27.0"  # the image and the compilation of the extension have the same version
+
+
+def test_a_source_that_a_lock_has_already_is_not_downloaded(
+    project: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = compiled(links)
+    write_profile(project, data)
+    assert envbuild("lock", "sample").code == 0
+    made = lock_file.read(project / "profiles" / "sample.lock.yaml")
+    assert made
+
+    def refuse(*_: object) -> None:
+        pytest.fail("the source was downloaded")
+
+    monkeypatch.setattr(extension_source_fetcher, "inspect_source", refuse)
+    (project / "requirements.txt").write_text("gamma==1.0\n")
+    done = envbuild("lock", "sample", "--requirements", "requirements.txt")
+    assert done.code == 0, done.stderr
+    own = lock_file.read(next((project / "profiles").glob("sample-*.lock.yaml")))
+    assert own and own.extensions == made.extensions
+    more = lock_creation_and_update.update_lock(plan_of(project, {**data, "packages": ["alpha"]}), made)
+    assert more.extensions == made.extensions and more.wheels != made.wheels
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
