@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from envbuild.facts import database
 from envbuild.util.errors import NotProved, UsageError, near
 
 CURRENT = "current"
@@ -20,7 +21,7 @@ class GpuLine:
     """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `cuda`:
     its CUDA major version; the current line is also called cu13 if this is 13. `forced`: whether the profile puts
     forward-compatibility libraries into the loader's path, so that they are used with every driver. `without_them`: the
-    oldest driver that supports this CUDA without these libraries."""
+    oldest driver that supports this CUDA without these libraries. `gpus`: the ids of the profile's GPUs."""
 
     profile: str
     label: str
@@ -28,6 +29,7 @@ class GpuLine:
     forced: bool = False
     without_them: str | None = None
     cuda: str | None = None
+    gpus: tuple[str, ...] = ()
 
     def is_called(self, label: str) -> bool:
         return label == self.label or (self.cuda is not None and label == f"cu{self.cuda}")
@@ -107,11 +109,22 @@ def _named(name: str, lines: Sequence[GpuLine], label: str, reason: str, request
     if found is None:
         labels = [one.label for one in lines]
         raise UsageError(
-            f"{name} has no line {label}", hint=near(label, labels) or f"its lines: {', '.join(labels) or 'none'}"
+            f"{name} has no line {label}{_without_code(lines, label)}",
+            hint=near(label, labels) or f"its lines: {', '.join(labels) or 'none'}",
         )
     if request.driver and (refusal := found.refusal(request.driver)):
         raise UsageError(f"--driver {request.driver}: {refusal}", hint=other_line(lines, found, request.driver))
     return LineChoice(found, reason, request.driver or request.site_driver or request.found)
+
+
+def _without_code(lines: Sequence[GpuLine], label: str) -> str:
+    """The reason for a missing line if it is that torch has no code for a GPU; otherwise an empty text."""
+    releases = [one for one in database.torch_releases().values() if f"cu{one.cuda.partition('.')[0]}" == label]
+    ids = dict.fromkeys(ident for line in lines for ident in line.gpus)
+    gpus = [gpu for ident, gpu in database.gpus().items() if ident in ids]
+    names = [gpu.id for gpu in gpus if not any(one.kernels(gpu.compute_capability) for one in releases)]
+    text = f": no known torch release for CUDA {label.removeprefix('cu')} has code for {', '.join(names)}"
+    return text if releases and names else ""
 
 
 def _fitting(name: str, lines: Sequence[GpuLine], driver: str, reason: str) -> LineChoice:

@@ -49,4 +49,4 @@ def as_line(name: str, label: str, profile: Profile) -> GpuLine:
     forced = any(_COMPAT in profile.env.get(variable, "") for variable in _LOADER)
     own = database.driver_minimum(release.cuda).compatible if release else None
     cuda = release.cuda.partition(".")[0] if release else None
-    return GpuLine(name, label, minimum_driver.oldest(profile), forced, own, cuda)
+    return GpuLine(name, label, minimum_driver.oldest(profile), forced, own, cuda, tuple(profile.gpus))

@@ -97,5 +97,13 @@ def test_the_only_line_is_called_by_its_cuda_too() -> None:
     assert cuda_line_choice.choose_line("v100", [only], LineRequest(line="cu12")).line == only
 
 
+def test_a_line_without_code_for_the_gpu_is_refused_with_the_reason() -> None:
+    only = GpuLine("v100", "current", "525.60.13", cuda="12", gpus=("v100",))
+    for label, reason in {"cu13": ": no known torch release for CUDA 13 has code for v100", "cu99": ""}.items():
+        with pytest.raises(UsageError) as caught:
+            cuda_line_choice.choose_line("v100", [only], LineRequest(line=label))
+        assert caught.value.message == f"v100 has no line {label}{reason}"
+
+
 def test_a_line_without_a_known_minimum_supports_every_driver() -> None:
     assert GpuLine("h20", "current", None).refusal(OLD) is None
