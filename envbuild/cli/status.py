@@ -52,8 +52,9 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 @dataclass(frozen=True)
 class OutdatedPins:
     """The document of `status --outdated` for one profile; for several, a row of it. `pins`: those that have newer
-    versions; the pin `base` is a base image whose tag has moved or is missing. `reason`: why the profile or its
-    lock is invalid."""
+    versions, without libraries of which torch requires exactly this version, unless an advisory requires a newer one;
+    the pin `base` is a base image whose tag has moved or is missing. `reason`: why the profile or its lock is
+    invalid."""
 
     profile: str
     state: Literal["current", "outdated", "invalid"]

@@ -1,12 +1,14 @@
 """Finds pins with a newer patch release on the configured index, and versions required by advisories.
 
 A patch release has the same first two numbers: 12.6.4.1 -> 12.6.9.9, 2.26.2 -> 2.26.5. Such an update needs no change
-of the profile. For a CUDA library, a version that an advisory requires only needs the same major number: it works with
-torch's other libraries (minor-version compatibility) and can be pinned.
+of the profile. A version that torch requires exactly has none: `lock --upgrade` would keep it. For a CUDA library, a
+version that an advisory requires only needs the same major number: it works with torch's other libraries (minor-version
+compatibility) and can be pinned.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,9 +60,18 @@ def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
     """The locked pins with a possible update, and the base image if its tag is missing or now points to another image.
     Raises NetworkError if the index or the registry does not answer."""
     versions = lock.versions
-    newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})
+    free = versions.items() - _required_by_torch(versions.get("torch", "")).items()
+    newest = _newest(plan, {name: patches_of(name, version) for name, version in sorted(free)})
     nearest = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]
     return [*_moved_base(lock), *_rows(versions, newest, nearest)]
+
+
+def _required_by_torch(torch: str) -> dict[str, str]:
+    """The distributions of which a torch release requires an exact version, with this version."""
+    release = database.torch_release(torch)
+    bounds = {**release.pins, **release.expands_to} if release else {}
+    exact = {name: re.fullmatch(r"==([^*,]+)", str(bound)) for name, bound in bounds.items()}
+    return {name: match[1] for name, match in exact.items() if match}
 
 
 def _moved_base(lock: Lock) -> Iterator[Outdated]:

@@ -70,6 +70,14 @@ def test_only_the_newest_patch_release_is_reported(served: Path, project: Path) 
     }
 
 
+def test_a_version_that_torch_requires_exactly_is_not_outdated(served: Path, project: Path) -> None:
+    """torch 2.1.0 requires NCCL 2.18.1. A version that replaces it is a pin of the profile, and can be changed."""
+    offer(served, nvidia_nccl_cu12="2.18.1 2.18.3 2.18.5", torch="2.1.0")
+    assert found(served, project, OLD, torch="2.1.0", nvidia_nccl_cu12="2.18.1").keys() <= {"torch"}
+    replaced = found(served, project, OLD, torch="2.1.0", nvidia_nccl_cu12="2.18.3")
+    assert replaced["nvidia-nccl-cu12"].newest == "2.18.5"
+
+
 def test_a_removed_file_of_the_index_hides_no_other(served: Path, project: Path) -> None:
     offer(served, alpha="1.0.0 1.0.1", beta="4.0")
     assert found(served, project, alpha="1.0.0", beta="3.1") == {"alpha": Outdated("alpha", "1.0.0", "1.0.1")}
