@@ -292,8 +292,13 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         status = f", exit {first.exit}" if first.exit is not None else ""
         bullets.append(f"first to fail: {rank}{status} ({_where(first.line)}: {safe_line(first.line.text)})")
     if works.diverged:
-        waits = ", ".join(f"rank {late.rank} in {late.operation} {late.number}" for late in works.diverged)
-        bullets.append(f"the ranks diverged: each waited in a different collective: {waits}")
+        same = len({late.operation for late in works.diverged}) == 1
+        waits = ", ".join(
+            f"rank {late.rank} in {late.operation} {late.number}" + (f" ({late.elements} elements)" if same else "")
+            for late in works.diverged[:MOST_RANKS]
+        )
+        differs = "gave one collective different sizes" if same else "diverged: each waited in a different collective"
+        bullets.append(f"the ranks {differs}: {waits}")
         bullets.append(
             "look for a branch on the rank or on its data around a collective, or for different numbers of steps"
         )

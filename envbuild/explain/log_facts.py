@@ -109,6 +109,7 @@ def read(log: Log) -> Reading:
         ("collectives-differ", works.mismatched),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
+        ("loss-scale-shrinks", _loss_scale_shrinks(log)),
         ("traceback-cut", _traceback_cut(log)),
         ("fragmented", "works-with-allocator-setting" in statements),
         ("input-bound", "slow" in symptoms and _input_bound(log)),
@@ -432,6 +433,24 @@ def _epochs_get_faster(log: Log) -> bool:
             took.setdefault(match["epoch"], seconds)
     first, *later = took.values() or (0,)
     return bool(later) and first >= _TIMES_FASTER * later[-1]
+
+
+_NEW_LOSS_SCALE = (
+    r"\b(?:sett?|reduc|decreas|lower|adjust|updat|chang)\w{0,3}\b.{0,24}?\bto:? ?"
+    r"(?P<scale>\d{1,12}(?:\.\d{1,24})?(?:e[-+]?\d{1,4})?)(?![\d.])"
+)
+_LOSS_SCALES, _SMALL_LOSS_SCALE = 5, 1 / 64
+
+
+def _loss_scale_shrinks(log: Log) -> bool:
+    """Whether the last loss scales that the log sets become smaller _LOSS_SCALES times in a row, and the last one is
+    below _SMALL_LOSS_SCALE: then the gradients overflow at every scale. A healthy run settles at a larger scale."""
+    row = list[float]()
+    for line in (line for line in log.lines if "scale" in line.text and " to" in line.text):
+        if match := log_pattern(_NEW_LOSS_SCALE).search(line.text):
+            scale = float(match["scale"])
+            row = [*row[-_LOSS_SCALES:], scale] if row and scale < row[-1] else [scale]
+    return len(row) > _LOSS_SCALES and row[-1] < _SMALL_LOSS_SCALE
 
 
 _ON_GPU = r"device='cuda:(\d{1,2})'"

@@ -39,11 +39,12 @@ class Work:
 @dataclass(frozen=True)
 class Late:
     """The collective in which a rank timed out: its sequence number in the process group, and the operation as NCCL's
-    watchdog names it (ALLREDUCE)."""
+    watchdog names it (ALLREDUCE). `elements`: the number of elements of its input, None if the log does not have it."""
 
     rank: int
     number: int
     operation: str
+    elements: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Works:
     completed the fewest. If `last` is empty: the ranks that timed out in the earliest collective, or none if the ranks
     diverged. Also empty if all ranks made equal progress. `silent`: ranks of the job for which the log has no line
     about their work; known only for the group of all ranks. `diverged`: if ranks of one group waited in different kinds
-    of collectives, the lowest rank that waited in each kind."""
+    of collectives, the lowest rank that waited in each kind; or, if one collective has different sizes on the ranks,
+    the lowest rank for each size."""
 
     last: tuple[Work, ...] = ()
     timed_out: tuple[Late, ...] = ()
@@ -64,7 +66,8 @@ class Works:
 
     @property
     def mismatched(self) -> bool:
-        """Whether ranks that diverged waited in collectives with the same number: they called different operations."""
+        """Whether ranks that diverged waited in collectives with the same number: they called different operations, or
+        gave them different sizes."""
         return len({late.number for late in self.diverged}) < len(self.diverged)
 
 
@@ -122,7 +125,9 @@ def _largest(groups: Mapping[str, dict[int, T]]) -> tuple[str, dict[int, T]]:
 _TIMED_OUT = "ollective operation timeout"
 _JOB = r"\[rank ?(\d{1,5})\]"
 _GROUP = r"\[pg (?:id )?(\d{1,6})\b(?: pg guid ([^\] ]{1,80}))?"
-_WAITS = r"seqnum=(\d{1,9}), {0,2}optype=(\w{1,40})"
+_WAITS = r"seqnum=(\d{1,9}), {0,2}optype=(\w{1,40})(?:, {0,2}numelin=(\d{1,15})\b)?"
+_EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
+"""The collectives whose input must have the same number of elements on all ranks."""
 _MOST_LATE = 4 * MOST
 """Maximum number of lines about timed-out ranks that are read."""
 
@@ -136,21 +141,29 @@ def _timed_out(log: Log) -> dict[str, dict[int, Late]]:
         rank, waits = log_pattern(_JOB).search(before), log_pattern(_WAITS).search(after)
         if rank and waits:  # if the log has both, the rank in the job precedes the rank in the group
             group = log_pattern(_GROUP).search(before)
-            late = Late(int(rank[1]), int(waits[1]), waits[2])
+            late = Late(int(rank[1]), int(waits[1]), waits[2], int(waits[3]) if waits[3] else None)
             groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
     return groups
 
 
 def _diverged(groups: Mapping[str, dict[int, Late]]) -> tuple[Late, ...]:
-    """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds.
+    """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds;
+    or one rank for each size, if the ranks gave one collective different sizes.
 
     Ranks that wait in collectives of the same kind with different numbers do not count: one of them is behind, or ran a
     different number of steps.
     """
     for found in groups.values():
-        first = {late.operation: late for late in sorted(found.values(), key=lambda late: -late.rank)}
+        downward = sorted(found.values(), key=lambda late: -late.rank)
+        first = {late.operation: late for late in downward}
         if len(first) > 1:
             return tuple(sorted(first.values(), key=lambda late: late.rank))
+        sizes = dict[int, dict[int, Late]]()
+        for late in downward:
+            if late.elements is not None and late.operation in _EQUAL_SIZES:
+                sizes.setdefault(late.number, {})[late.elements] = late
+        for unequal in (each for each in sizes.values() if len(each) > 1):
+            return tuple(sorted(unequal.values(), key=lambda late: late.rank))
     return ()
 
 

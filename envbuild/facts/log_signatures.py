@@ -20,8 +20,8 @@ from envbuild.util.errors import FactsError, near
 Patterns = tuple[Pattern, ...]
 State = Literal[
     "card-below-torch", "card-newer-than-cuda", "card-not-in-torch", "collectives-differ", "copy-differs",
-    "crash-in-cpu-math", "epochs-get-faster", "fragmented", "hang-stack", "input-bound", "interrupted", "memory-free",
-    "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
+    "crash-in-cpu-math", "epochs-get-faster", "fragmented", "hang-stack", "input-bound", "interrupted",
+    "loss-scale-shrinks", "memory-free", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
 ]  # fmt: skip
 SymptomClass = Literal[
     "hang", "illegal-access", "kill", "nan", "out-of-memory", "signal-abrt", "signal-bus", "signal-fpe", "signal-ill",
