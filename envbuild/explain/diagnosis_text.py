@@ -294,7 +294,7 @@ def _ranks(found: Explanation) -> Iterator[Section]:
     if works.diverged:
         same = len({late.operation for late in works.diverged}) == 1
         waits = ", ".join(
-            f"rank {late.rank} in {late.operation} {late.number}" + (f" ({late.elements} elements)" if same else "")
+            f"rank {late.rank} in {late.operation} {late.number}" + (f" ({some(late.elements or 0, 'element')})" if same else "")
             for late in works.diverged[:MOST_RANKS]
         )
         differs = "gave one collective different sizes" if same else "diverged: each waited in a different collective"

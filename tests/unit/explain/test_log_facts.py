@@ -255,8 +255,14 @@ def test_the_rank_that_lags_is_named() -> None:
     assert json.loads(piped(text, "--json"))["ranks"]["behind"] == [2]
 
 
-def late(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] ") -> str:
-    message = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=65536, NumelOut=524288, Timeout(ms)=600000)"
+def late(
+    rank: int,
+    number: int,
+    operation: str,
+    group: str = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] ",
+    elements: int = 65536,
+) -> str:
+    message = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn={elements}, NumelOut=524288, Timeout(ms)=600000)"
     head = f"[rank{rank}]:[E126 01:18:04.730034097 ProcessGroupNCCL.cpp:629] {group.format(rank)}[Rank {rank}]"
     return f"{head} Watchdog caught collective operation timeout: {message} ran for 600002 milliseconds\n"
 
@@ -270,8 +276,8 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
     )
     diverged = json.loads(piped(text, "--json"))["ranks"]["diverged"]
     assert diverged == [
-        {"rank": 0, "number": 4411, "operation": "ALLREDUCE"},
-        {"rank": 2, "number": 4410, "operation": "ALLGATHER"},
+        {"rank": 0, "number": 4411, "operation": "ALLREDUCE", "elements": 65536},
+        {"rank": 2, "number": 4410, "operation": "ALLGATHER", "elements": 65536},
     ]
 
 
@@ -282,6 +288,8 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
         late(0, 4411, "ALLREDUCE") + late(1, 4399, "ALLREDUCE"),
         late(0, 4411, "ALLREDUCE") + late(1, 7, "ALLGATHER", "[PG ID 2 PG GUID 5 Rank {0}] "),
         late(0, 4411, "ALLREDUCE"),
+        late(0, 4411, "ALLREDUCE") + late(1, 4399, "ALLREDUCE", elements=1),
+        late(0, 4411, "ALLTOALL_BASE") + late(1, 4411, "ALLTOALL_BASE", elements=1),
     ],
 )
 def test_ranks_that_wait_in_one_kind_or_in_groups_of_their_own_did_not_diverge(text: str) -> None:
@@ -292,6 +300,31 @@ def test_ranks_that_called_different_operations_with_the_same_number_mismatch() 
     text = late(0, 4411, "ALLREDUCE") + late(1, 4411, "ALLREDUCE")
     assert [match.id for match in explanation_of(text + late(2, 4411, "BROADCAST")).matches] == ["collective-mismatch"]
     assert [match.id for match in explanation_of(text + late(2, 4410, "BROADCAST")).matches] == ["collective-timeout"]
+
+
+def test_ranks_that_gave_one_collective_different_sizes_mismatch() -> None:
+    text = late(0, 4411, "ALLREDUCE") + late(1, 4411, "ALLREDUCE") + late(2, 4411, "ALLREDUCE", elements=1)
+    assert [match.id for match in explanation_of(text).matches] == ["collective-mismatch"]
+    output = " ".join(piped(text).split())
+    assert "sizes: rank 0 in ALLREDUCE 4411 (65536 elements), rank 2 in ALLREDUCE 4411 (1 element)" in output
+
+
+SCALES = "\n".join(f"overflow detected, setting loss scale to: {2.0**-power}" for power in range(12))
+
+
+@pytest.mark.parametrize(
+    ("text", "shrinks"),
+    [
+        (SCALES, True),
+        (SCALES.replace("setting loss scale to:", "loss_scale changed from 9 to"), True),
+        (SCALES + "\noverflow detected, setting loss scale to: 2.0", False),  # it rises again
+        ("\n".join(SCALES.splitlines()[:6]), False),  # 1/32 is not small yet
+        (SCALES.replace("0.0078125", "0.5"), False),
+        ("\n".join(f"reducing loss scale to {2**power}" for power in range(16, 2, -1)), False),
+    ],
+)
+def test_loss_scales_that_shrink_many_times_in_a_row_are_a_fact(text: str, shrinks: bool) -> None:
+    assert ("loss-scale-shrinks" in explanation_of(text).read.states) is shrinks
 
 
 def ranks_of(text: str) -> tuple[str, dict[str, Any]]:
