@@ -17,6 +17,7 @@ from typing import Any
 from envbuild.explain import cause_ranking, explanation_document
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
 from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
+from envbuild.explain.rank_failure_and_last_collectives import Late
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Situation
@@ -281,6 +282,10 @@ def _own_error(found: Explanation) -> Iterator[str]:
             yield f"the package that has {missing[1]} is not in this environment: install it, or add it to the profile"
 
 
+def _size(late: Late) -> str:
+    return "" if late.elements is None else f" ({some(late.elements, 'element')})"
+
+
 def _ranks(found: Explanation) -> Iterator[Section]:
     """Reports the rank that lags, diverged or failed first. It comes before the causes, because the other ranks' errors
     are often only consequences."""
@@ -294,7 +299,7 @@ def _ranks(found: Explanation) -> Iterator[Section]:
     if works.diverged:
         same = len({late.operation for late in works.diverged}) == 1
         waits = ", ".join(
-            f"rank {late.rank} in {late.operation} {late.number}" + (f" ({some(late.elements or 0, 'element')})" if same else "")
+            f"rank {late.rank} in {late.operation} {late.number}{_size(late) if same else ''}"
             for late in works.diverged[:MOST_RANKS]
         )
         differs = "gave one collective different sizes" if same else "diverged: each waited in a different collective"
