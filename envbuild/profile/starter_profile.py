@@ -16,11 +16,13 @@ def starter_profile(name: str, parent: LoadedProfile) -> str:
     """Return the text of a profile that extends `parent`. It has the inherited values as comments that the user can
     change."""
     base, extended = parent.profile, parent.file.stem
+    release = database.torch_release(base.torch)
+    cublas = database.libraries_of(release).get("cublas") if release else None
     kept = [
         f'# python: "{base.python}"',
         f"# torch: {base.torch}",
-        *(["# pins:  # versions that differ from torch's own, each with its reason"] if base.gpus else []),
-        *(['#   cublas: {version: 12.6.4.1, reason: "..."}'] if base.gpus else []),
+        *(["# pins:  # versions that differ from torch's own, each with its reason"] if cublas else []),
+        *([f'#   cublas: {{version: {cublas}, reason: "..."}}'] if cublas else []),
         "# apt: [git]  # Debian packages, in one of the last layers",
         '# env: {OMP_NUM_THREADS: "4"}',
     ]

@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.mixed_gpu_settings import Setting
-from envbuild.resolve.plan_resolver import Plan, required_by
+from envbuild.resolve.plan_resolver import UNKNOWN_LIBRARY, Plan, required_by
 from envbuild.resolve.torch_compatibility_and_advisories import Choice
 
 
@@ -34,7 +34,8 @@ def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[s
     """Return the reason for each version: the line of the profile, torch's requirement, or the resolver's choice. If
     the profile states a reason in words, that reason follows."""
     torch = str(choice.situation.torch)
-    found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
+    found = dict.fromkeys([*locked, *choice.situation.libraries], "locked")
+    found |= {name: text for name, text in plan.reasons.items() if text != UNKNOWN_LIBRARY or name not in found}
     for library, required in _required(torch).items():
         version = choice.situation.libraries.get(library)
         if version and found[library] == required_by(torch) and not SpecifierSet(required).contains(version):

@@ -6,6 +6,7 @@ locked versions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -143,14 +144,18 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
         yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
         return
     if release is None:
-        if profile.cuda and Version(profile.torch).local != f"cu{profile.cuda.replace('.', '')}":
+        labelled = _LABEL.fullmatch(Version(profile.torch).local or "")
+        if profile.cuda and labelled is None:
             text = f"the CUDA version of torch {profile.torch} is not known, so it cannot be compared with cuda"
             known = sorted(database.torch_releases(), key=Version)
             yield fault(("torch",), f"{text}: use one of {known[0]} to {known[-1]}, or a profile without cuda")
+        elif profile.cuda and labelled and profile.cuda != (own := f"{labelled[1]}.{labelled[2]}"):
+            text = f"torch {profile.torch} is built for CUDA {own}, not {profile.cuda}"
+            yield fault(("cuda",), f"{text}: {_agreeing_cuda(loaded, own, profile.cuda)}")
         return
     if profile.cuda and profile.cuda != release.cuda:
         text = f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}"
-        yield fault(("cuda",), f"{text}: {_agreeing_cuda(loaded, release, profile.cuda)}")
+        yield fault(("cuda",), f"{text}: {_agreeing_cuda(loaded, release.cuda, profile.cuda)}")
     if profile.python not in release.pythons:
         names = ", ".join(release.pythons)
         yield fault(("python",), f"torch {release.version} has no wheel for Python {profile.python} (it has: {names})")
@@ -164,13 +169,16 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
             )
 
 
-def _agreeing_cuda(loaded: LoadedProfile, release: TorchRelease, cuda: str) -> str:
-    """What to change if the key cuda contradicts torch."""
+_LABEL = re.compile(r"cu(\d+)(\d)")  # of a torch from its own index: cu128 is for CUDA 12.8
+
+
+def _agreeing_cuda(loaded: LoadedProfile, own: str, cuda: str) -> str:
+    """What to change if the key `cuda` contradicts torch, which is built for CUDA `own`."""
     if loaded.document.place(("torch",)).file == PIN:
-        return f"add --pin cuda={release.cuda}"
+        return f"add --pin cuda={own}"
     built = sorted((r.version for r in database.torch_releases().values() if r.cuda == cuda), key=Version)
     other = f", or use torch {' or '.join(built)}" if built else ""
-    return f'write cuda: "{release.cuda}"{other}'
+    return f'write cuda: "{own}"{other}'
 
 
 # A profile that accepts one of these advisories uses its own build of torch, which has the missing architecture.

@@ -291,3 +291,21 @@ def test_torchs_own_index_has_the_same_build_with_the_label_of_its_cuda(project:
     assert labelled.situation.libraries == plain.situation.libraries
     refused = [{item.advisory.id for item in one.advice if item.state == "refused"} for one in (plain, labelled)]
     assert refused[0] == refused[1] and "cublas-hopper-fpe" in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "fault"),
+    [
+        ("2.7.1+cu128", "12.6", 'cuda: torch 2.7.1+cu128 is built for CUDA 12.8, not 12.6: write cuda: "12.8"'),
+        ("2.7.1+cu128", "12.8", None),
+        ("2.99.0", "12.6", "torch: the CUDA version of torch 2.99.0 is not known"),
+    ],
+)
+def test_a_label_of_torch_states_its_cuda(project: Path, torch: str, cuda: str, fault: str | None) -> None:
+    found = choose_stack(profile_of(project, {**HOPPER, "torch": torch, "cuda": cuda})).faults
+    assert [f"{one.field}: {one.message}".startswith(fault) for one in found] == [True] if fault else not found
+
+
+def test_libraries_of_an_unknown_build_of_torch_are_said_to_be_unknown(project: Path) -> None:
+    reasons = plan_of(project, {**HOPPER, "torch": "2.7.1+cu118"}).reasons
+    assert {reasons[name] for name in ("cublas", "cudnn", "nccl")} == {plan_resolver.UNKNOWN_LIBRARY}
