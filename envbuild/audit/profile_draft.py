@@ -91,7 +91,7 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str)
         if unknown:
             yield f"# envbuild's facts do not contain torch {version}, so these are not pinned: {unknown}"
         return
-    required = {**release.expands_to, **release.pins}
+    required = release.requirements
     other: dict[str, tuple[str, str]] = {}
     for name, installed in found.items():
         wanted = required.get(database.distribution_of(name, release.cuda) or "")

@@ -156,6 +156,8 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
     """
     found: list[LockRow] = []
     stale: list[OutOfDate] = []
+    plain: list[str] = []  # the words that name the profiles to lock again, without and with options
+    others: list[str] = []
     refused: list[EnvbuildError] = []
     for name in names:
         try:
@@ -169,6 +171,7 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
             found.append(_row(loaded, locked, locked))
         except OutOfDate as error:
             stale.append(error)
+            (others if " " in plan.cli_words else plain).append(plan.cli_words)
     old = [Fault(error.message) for error in stale]
     if refused:
         faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
@@ -181,19 +184,10 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
     if stale:
         raise OutOfDate(
             f"out of date: {len(stale)} of {some(len(stale) + len(found), 'profile')}",
-            hint=_commands(stale),
+            hint="\n".join(f"run: envbuild lock {words}" for words in [" ".join(plain), *others] if words),
             faults=old,
         )
     return found
-
-
-def _commands(stale: Iterable[OutOfDate]) -> str:
-    """The hint with the commands that make these locks; one command for all names that need no options."""
-    start = "run: envbuild lock "
-    words = list(dict.fromkeys((error.hint or "").removeprefix(start) for error in stale))
-    names = [one for one in words if " " not in one]
-    alone = [start + one for one in words if " " in one]
-    return "\n".join([*([start + " ".join(names)] if names else []), *alone])
 
 
 def _require_dockerfile(loaded: LoadedProfile, locked: Lock) -> None:

@@ -264,8 +264,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         nvcc=NvccRow(plan.toolchain.release, plan.toolchain.home) if plan.toolchain else None,
         pins=found,
         requirements=unlocked,
-        reasons={pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()}
-        | {name: reasons.get(name) for name in unlocked},
+        reasons={name: reasons.get(name) for name in (*found, *unlocked)},
         why=plan.why,
         environment=tuple(pin_reasons.explained_settings(plan, choice)),
         advisories=choice.advisories,

@@ -206,8 +206,8 @@ def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None
         version = Version((stated or "").rstrip(".+"))
     except InvalidVersion:
         return None, cuda
-    local = re.fullmatch(r"cu(\d{2})(\d)", version.local or "")
-    cuda = cuda or (f"{local[1]}.{local[2]}" if local else None)
+    local = database.cuda_of_label(str(version))
+    cuda = cuda or local
     release = database.torch_release(version.public)
     plain = release is not None and cuda in (None, release.cuda) and (version.local is None or local is not None)
     if plain or version.local is not None:

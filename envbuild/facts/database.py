@@ -73,6 +73,9 @@ class DriverMinimum(NamedTuple):
     compatible: str | None
 
 
+_EXACT = re.compile(r"==([^*,]+)")  # the specifier of exactly one version
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TorchRelease(FactRow):
     """A torch release on the package index, for Linux x86_64. `pins`: distribution -> specifier of its requirements.
@@ -90,6 +93,17 @@ class TorchRelease(FactRow):
     toolkit_extras: tuple[str, ...] = ()
     expands_to: Mapping[str, Specifier] = Field(default_factory=dict)
     note: Text | None = None
+
+    @property
+    def requirements(self) -> dict[str, str]:
+        """Distribution -> specifier of all that this release installs: its pins, and what cuda-toolkit brings."""
+        return {**self.expands_to, **self.pins}
+
+    @property
+    def exact_versions(self) -> dict[str, str]:
+        """The distributions of which this release requires exactly one version, with this version."""
+        found = {name: _EXACT.fullmatch(bound) for name, bound in self.requirements.items()}
+        return {name: match[1] for name, match in found.items() if match}
 
     def kernels(self, compute_capability: str) -> Literal["compiled", "ptx"] | None:
         """How this build supports a GPU, by the rules of torch_cuda_arch_list_parser.serves. If the build has PTX, the
@@ -290,10 +304,15 @@ def torch_release(version: str) -> TorchRelease | None:
     """The facts about a torch release. Torch's own index has the same build with the label of its CUDA version: 2.5.0
     is 2.5.0+cu124 there. None for an unknown release, and for any other label: 2.13.0+cpu has no GPU code, and
     2.5.0+cu121 has other libraries than 2.5.0."""
-    public, _, label = version.partition("+")
-    release = torch_releases().get(public)
-    same = release is not None and label in ("", f"cu{release.cuda.replace('.', '')}")
+    release = torch_releases().get(version.partition("+")[0])
+    same = release is not None and ("+" not in version or cuda_of_label(version) == release.cuda)
     return release if same else None
+
+
+def cuda_of_label(torch: str) -> str | None:
+    """The CUDA version in the label of a build from torch's own index: 2.7.1+cu128 -> 12.8. None without a label."""
+    found = re.fullmatch(r"cu(\d{2})(\d)", torch.partition("+")[2])
+    return f"{found[1]}.{found[2]}" if found else None
 
 
 @cache
@@ -362,7 +381,7 @@ def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
 def libraries_of(release: TorchRelease) -> dict[str, str]:
     """Short name -> version of the libraries that are installed with a torch release. For a pin that is a range, the
     version is the newest known one in the range."""
-    return _short_names({**release.expands_to, **release.pins})
+    return _short_names(release.requirements)
 
 
 def libraries_of_local_build(version: str) -> dict[str, str]:
@@ -377,8 +396,8 @@ def _short_names(pins: Mapping[str, str]) -> dict[str, str]:
     for distribution, specifier in pins.items():
         name = library_of(distribution)
         fits = list(SpecifierSet(specifier).filter(known_versions(distribution)))
-        if name and re.fullmatch(r"==[^*,]+", specifier):
-            found[name] = specifier.removeprefix("==")
+        if name and (exact := _EXACT.fullmatch(specifier)):
+            found[name] = exact[1]
         elif name and fits:
             found[name] = fits[-1]
     return found

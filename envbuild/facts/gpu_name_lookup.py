@@ -17,7 +17,8 @@ from envbuild.util import errors
 _LONGEST = 120  # maximum number of characters in a name
 _SHORTEST = 4  # minimum number of characters in a name that was cut off: a hundred names begin with RTX
 # Forms of a name: lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)", nvidia-smi -L prints "GPU 0: NVIDIA H20
-# (UUID: GPU-1f2e...)", and a Kubernetes label of a time-sliced GPU is "NVIDIA-L40S-SHARED".
+# (UUID: GPU-1f2e...)", --query-gpu prints "NVIDIA H20, 97871 MiB, 550.54.15", and a Kubernetes label of a time-sliced
+# GPU is "NVIDIA-L40S-SHARED".
 _MOST = 4  # maximum number of models in a question
 _PCI_NAME = re.compile(r"\[([^\[\]]+)\][^\[\]]*$")
 _AROUND = re.compile(r"^ *gpu *\d+ *:|(?:, *[\d.]+(?: mib)? *)+$|\((?:r|tm|rev \w+|uuid:[^()]*)\)|-shared$")

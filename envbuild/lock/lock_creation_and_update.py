@@ -293,7 +293,7 @@ def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple
         name: newest_release_lag.specifier(name, given, inputs.python) for name in sorted(named & versions.keys())
     }
     release = database.torch_release(versions.get("torch", ""))
-    by_torch = {str(canonicalize_name(name)) for name in {**release.pins, **release.expands_to}} if release else set()
+    by_torch = release.requirements.keys() if release else set()
     free = [
         name
         for name in sorted(wanted.keys() - by_torch)

@@ -8,7 +8,6 @@ compatibility) and can be pinned.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,18 +59,11 @@ def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
     """The locked pins with a possible update, and the base image if its tag is missing or now points to another image.
     Raises NetworkError if the index or the registry does not answer."""
     versions = lock.versions
-    free = versions.items() - _required_by_torch(versions.get("torch", "")).items()
+    release = database.torch_release(versions.get("torch", ""))
+    free = versions.items() - (release.exact_versions.items() if release else set())
     newest = _newest(plan, {name: patches_of(name, version) for name, version in sorted(free)})
     nearest = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]
     return [*_moved_base(lock), *_rows(versions, newest, nearest)]
-
-
-def _required_by_torch(torch: str) -> dict[str, str]:
-    """The distributions of which a torch release requires an exact version, with this version."""
-    release = database.torch_release(torch)
-    bounds = {**release.pins, **release.expands_to} if release else {}
-    exact = {name: re.fullmatch(r"==([^*,]+)", str(bound)) for name, bound in bounds.items()}
-    return {name: match[1] for name, match in exact.items() if match}
 
 
 def _moved_base(lock: Lock) -> Iterator[Outdated]:

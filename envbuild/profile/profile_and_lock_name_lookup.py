@@ -152,8 +152,8 @@ def find_parent(name: str, folder: Path) -> Path:
         plain = name.removesuffix(f"-{DEVEL}")
         if plain != name and plain in _profiles(profile_folders()):
             raise ProfileError(unknown.message, hint=f"write extends: {plain}, and variant: {DEVEL}") from None
-        meant_gpu = _of_gpu(name, unknown)
-        raise ProfileError(unknown.message, hint=f"did you mean {meant_gpu}?") from None
+        known = _of_gpu(name, unknown)
+        raise ProfileError(unknown.message, hint=f"did you mean {known}?") from None
 
 
 def refuse_link(file: Path, error: type[EnvbuildError]) -> None:

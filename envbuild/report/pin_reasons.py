@@ -9,8 +9,12 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.mixed_gpu_settings import Setting
-from envbuild.resolve.plan_resolver import UNKNOWN_LIBRARY, Plan, required_by
+from envbuild.resolve.plan_resolver import Plan, required_by
 from envbuild.resolve.torch_compatibility_and_advisories import Choice
+
+LIBRARIES = ("cublas", "cudnn", "nccl")
+"""The libraries that are always listed, known or not."""
+UNKNOWN_LIBRARY = "not known for this build of torch: checked when it is locked"
 
 
 def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:
@@ -22,7 +26,7 @@ def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[
         "python": plan.python,
         "cuda": known.cuda,
         "torch": known.torch,
-        **{short: known.libraries.get(short) for short in ("cublas", "cudnn", "nccl")},
+        **{short: known.libraries.get(short) for short in LIBRARIES},
         "apex": None,
         **plan.extensions,
     }
@@ -34,13 +38,13 @@ def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[s
     """Return the reason for each version: the line of the profile, torch's requirement, or the resolver's choice. If
     the profile states a reason in words, that reason follows."""
     torch = str(choice.situation.torch)
-    found = dict.fromkeys([*locked, *choice.situation.libraries], "locked")
-    found |= {name: text for name, text in plan.reasons.items() if text != UNKNOWN_LIBRARY or name not in found}
+    unknown = dict.fromkeys(LIBRARIES, UNKNOWN_LIBRARY) if choice.situation.gpus else {}
+    found = {**unknown, **dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
     for library, required in _required(torch).items():
         version = choice.situation.libraries.get(library)
         if version and found[library] == required_by(torch) and not SpecifierSet(required).contains(version):
             found[library] = f"locked, though torch {torch} requires {required}"
-    found |= {"cuda": f"the version that torch {torch} is built for"}
+    found |= {"cuda": f"the version that torch {torch} is built for"} if choice.situation.cuda else {}
     why = {str(canonicalize_name(name)): reason for name, reason in plan.why.items()}
     return {name: _with_reason(text, why.get(canonicalize_name(name), "")) for name, text in found.items()}
 
@@ -52,7 +56,7 @@ def _with_reason(text: str, reason: str) -> str:
 def _required(torch: str) -> dict[str, str]:
     """Return, for each library, the version that torch's metadata requires."""
     release = database.torch_release(torch)
-    required = {**release.expands_to, **release.pins} if release else {}
+    required = release.requirements if release else {}
     return {library: text for name, text in required.items() for library in [database.library_of(name)] if library}
 
 

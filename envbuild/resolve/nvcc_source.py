@@ -145,6 +145,6 @@ def _requirement(compiler: extension_compilers.Wheels, cuda: str, torch: str) ->
     """The requirement for nvcc's wheels. Extras that torch already installs are left out: the meta-package would pin
     their version where torch allows a range."""
     release = database.torch_release(torch)
-    brought = {**release.expands_to, **release.pins} if release else {}
+    brought = release.requirements if release else {}
     extras = [extra for extra in compiler.extras if database.distribution_of(extra, cuda) not in brought]
     return f"cuda-toolkit[{','.join(extras)}]=={cuda}.*"

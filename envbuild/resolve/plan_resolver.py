@@ -383,15 +383,10 @@ def required_by(torch: str) -> str:
     return f"required by torch {torch}"
 
 
-UNKNOWN_LIBRARY = "not known for this build of torch: checked when it is locked"
-
-
 def _libraries(loaded: LoadedProfile, choice: Choice) -> dict[str, str]:
     """The reason for each CUDA library's version: torch's metadata, or a pin of the profile."""
     overrides = {override.library: override for override in choice.overrides}
-    unknown = loaded.profile.gpus and not choice.situation.libraries
-    found = dict.fromkeys(("cublas", "cudnn", "nccl"), UNKNOWN_LIBRARY) if unknown else {}
-    found |= dict.fromkeys(choice.situation.libraries, required_by(loaded.profile.torch))
+    found = dict.fromkeys(choice.situation.libraries, required_by(loaded.profile.torch))
     for name in loaded.profile.pins:
         place = loaded.document.place(("pins", name))
         found[name] = f"{place.file}:{place.line}"

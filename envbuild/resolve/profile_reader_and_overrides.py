@@ -183,10 +183,9 @@ def _made_for_another_torch(text: str, torch: str, exact: Mapping[str, tuple[str
         own_series = torch_companions.companion_requirement(name, release.version)
         return own_series, f"the profile has torch {torch}, and the version that belongs to it is chosen"
     library = database.library_of(name)
-    own = {str(canonicalize_name(one)): bound for one, bound in {**release.pins, **release.expands_to}.items()}
-    if name in own:
+    if name in release.requirements:
         versions = [one.version for one in requirement.specifier if one.operator == "=="]
-        bound = SpecifierSet(str(own[name]))
+        bound = SpecifierSet(release.requirements[name])
         if not versions or all(bound.contains(version.removesuffix(".*"), prereleases=True) for version in versions):
             return None
         return "", f"torch {torch} requires {name}{bound}"

@@ -6,7 +6,6 @@ locked versions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -144,12 +143,12 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
         yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
         return
     if release is None:
-        labelled = _LABEL.fullmatch(Version(profile.torch).local or "")
-        if profile.cuda and labelled is None:
+        own = database.cuda_of_label(profile.torch)
+        if profile.cuda and own is None:
             text = f"the CUDA version of torch {profile.torch} is not known, so it cannot be compared with cuda"
             known = sorted(database.torch_releases(), key=Version)
             yield fault(("torch",), f"{text}: use one of {known[0]} to {known[-1]}, or a profile without cuda")
-        elif profile.cuda and labelled and profile.cuda != (own := f"{labelled[1]}.{labelled[2]}"):
+        elif profile.cuda and own and profile.cuda != own:
             text = f"torch {profile.torch} is built for CUDA {own}, not {profile.cuda}"
             yield fault(("cuda",), f"{text}: {_agreeing_cuda(loaded, own, profile.cuda)}")
         return
@@ -167,9 +166,6 @@ def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease |
                 f"torch {release.version} has no kernels for {gpu.id} (capability {gpu.compute_capability}): its "
                 f"wheel has {', '.join(release.arch_list)} ({release.arch_source[0]}); use torch {fits}",
             )
-
-
-_LABEL = re.compile(r"cu(\d+)(\d)")  # of a torch from its own index: cu128 is for CUDA 12.8
 
 
 def _agreeing_cuda(loaded: LoadedProfile, own: str, cuda: str) -> str:
@@ -202,7 +198,7 @@ def _pins(
     """Distribution -> version of every pin, and the pins that replace torch's own."""
     pinned: dict[str, str] = {}
     overrides = []
-    required = {**release.expands_to, **release.pins} if release else {}
+    required = release.requirements if release else {}
     for name, pin in loaded.profile.pins.items():
         if name == "torch":
             faults.append(
@@ -240,7 +236,7 @@ def _packages_with_other_libraries(loaded: LoadedProfile, release: TorchRelease 
     version of a library which torch, or the profile's pin, excludes."""
     if release is None:
         return
-    required = {canonicalize_name(name): bound for name, bound in {**release.expands_to, **release.pins}.items()}
+    required = release.exact_versions
     for index, requirement in enumerate(map(Requirement, loaded.profile.packages)):
         name = canonicalize_name(requirement.name)
         library = database.library_of(name)
@@ -250,20 +246,14 @@ def _packages_with_other_libraries(loaded: LoadedProfile, release: TorchRelease 
             text = f"torch {release.version} is built for CUDA {release.cuda}, and has its own {library}"
             yield loaded.document.fault(("packages", index), f"{text}: leave {name} out")
             continue
-        exact = _only_version(required.get(name, ""))
-        if exact is None:
+        if name not in required:
             continue
         pin = loaded.profile.pins.get(library)
-        version, whose = (pin.version, "the profile pins") if pin else (exact, f"torch {release.version} requires")
+        torch = f"torch {release.version} requires"
+        version, whose = (pin.version, "the profile pins") if pin else (required[name], torch)
         if not requirement.specifier.contains(version, prereleases=True):
             message = f"{whose} {library} {version}: to change it, write the version under pins: {library}"
             yield loaded.document.fault(("packages", index), message)
-
-
-def _only_version(bound: str) -> str | None:
-    """The version of a requirement on one exact version (==13.1.1.3); None for any other."""
-    found = [one.version for one in SpecifierSet(bound) if one.operator == "==" and not one.version.endswith(".*")]
-    return found[0] if len(found) == 1 else None
 
 
 _PACKAGES = "to pin any other package, add NAME==VERSION to `packages`"

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from envbuild.facts import database
+from envbuild.report import pin_reasons
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.torch_compatibility_and_advisories import Choice, choose_stack
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError
 from unit.facts.test_database import site
-from unit.support import PROFILE, envbuild, plan_of, profile_of
+from unit.support import PROFILE, envbuild, plan_of, profile_of, write_profile
 
 IMAGE = f"registry.example/library/debian:12@sha256:{'a' * 64}"
 
@@ -307,5 +308,8 @@ def test_a_label_of_torch_states_its_cuda(project: Path, torch: str, cuda: str, 
 
 
 def test_libraries_of_an_unknown_build_of_torch_are_said_to_be_unknown(project: Path) -> None:
-    reasons = plan_of(project, {**HOPPER, "torch": "2.7.1+cu118"}).reasons
-    assert {reasons[name] for name in ("cublas", "cudnn", "nccl")} == {plan_resolver.UNKNOWN_LIBRARY}
+    write_profile(project, {**HOPPER, "torch": "2.7.1+cu118"})
+    reasons = envbuild("show", "sample", "--json").document["reasons"]
+    assert {reasons[name] for name in pin_reasons.LIBRARIES} == {pin_reasons.UNKNOWN_LIBRARY}
+    write_profile(project, {**HOPPER, "torch": "2.7.1"})
+    assert pin_reasons.UNKNOWN_LIBRARY not in envbuild("show", "sample", "--json").document["reasons"].values()
